@@ -69,6 +69,7 @@ def parse(argv):
     add("--override", action="store_true", help="resume although config or data have changed")
     add("--trust", action="store_true", help="trust a run's config: dotted names, files, hosts")
     add("--evaluate", metavar="CHECKPOINT", help="print the metrics of a checkpoint as JSON")
+    add("--best", action="store_true", help="with --evaluate RUN: its best checkpoint")
     add("--watch", metavar="RUN", help="evaluate every checkpoint of a run as it appears")
     add("--report", nargs="+", action="extend", metavar="RUN", help="write report.html of the runs")
     add(
@@ -91,6 +92,8 @@ def parse(argv):
     given = [f"--{name.replace('_', '-')}" for name in commands if getattr(arguments, name)]
     if len(given) > 1 and given != ["--check", "--resume"]:
         parser.error(f"{' and '.join(given)} do not go together")
+    if arguments.best and given != ["--evaluate"]:
+        parser.error("--best goes with --evaluate")
     if arguments.fast_dev_run and given:
         parser.error(f"--fast-dev-run and {given[0]} do not go together")
     processes = arguments.processes
@@ -157,7 +160,7 @@ def do(arguments):
         from training.runs.evaluate import evaluate, watch
 
         if arguments.evaluate:
-            return evaluate(parts, arguments.evaluate)
+            return evaluate(parts, arguments.evaluate, arguments.best)
         return watch(parts, arguments.watch)
     from training.runs.start import train
 

@@ -91,6 +91,7 @@ def add_source_options(add):
         metavar="CHECKPOINT",
         help="the checkpoint, or the folder of its run, such as saved/<title>/<run>",
     )
+    add("--best", action="store_true", help="of a run's folder, the best checkpoint")
     add("--name", help="the name of the files and of their folder (default: the config's title)")
     add(
         "--out",

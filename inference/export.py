@@ -18,11 +18,12 @@ from inference.demo.runtime import runtime
 from inference.exporter import Exporter
 from inference.folders import REPORT, prepare, replace, temporary_folder
 from inference.language import LanguageExporter, is_decoder
-from inference.load import Form, checkpoint_at, load_to_export
+from inference.load import Form, load_to_export
 from inference.packages import first_import
 from inference.progress import Progress
 from inference.sizes import parse_free
 from inference.verify import table, title
+from training.checkpoint.choice import chosen_checkpoint
 from utils import UserError
 from wiring.own_modules import COPIES
 
@@ -46,7 +47,7 @@ def export_with(child, check, progress, arguments, root):
         runtime()
     if arguments.formats != ["stablehlo"]:  # it starts while JAX computes what files must return
         child.start()
-    arguments.weights = checkpoint_at(arguments.weights)
+    arguments.weights = chosen_checkpoint(arguments.weights, arguments.best)
     jax.config.update("jax_platforms", "cpu")  # JAX only computes the reference, on the CPU
     exportable = load_to_export(
         arguments.config,

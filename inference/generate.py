@@ -25,6 +25,7 @@ def parse(argv):
     parser = argparse.ArgumentParser(description="Continue a text with a trained language model.")
     add = parser.add_argument
     add("model", help="a run's folder, or one of its checkpoints")
+    add("--best", action="store_true", help="of a run's folder, the best checkpoint")
     add_text_options(add)
     add("--samples", type=int, default=1, help="how many texts to write (default: 1)")
     add("-c", "--config", help="the config (default: the one stored in the checkpoint)")
@@ -60,8 +61,10 @@ def write(arguments):
     if arguments.samples < 1:
         raise UserError(f"--samples: must be at least 1, got {arguments.samples}")
     from inference.load import load
+    from training.checkpoint.choice import chosen_checkpoint
 
-    loaded = load(arguments.model, config=arguments.config, trust=arguments.trust)
+    checkpoint = chosen_checkpoint(arguments.model, arguments.best)
+    loaded = load(checkpoint, config=arguments.config, trust=arguments.trust)
     tokenizer = None
     if arguments.tokenizer:
         from data_loader.tokenizers.saved import tokenizer_file

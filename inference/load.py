@@ -27,14 +27,13 @@ from inference.loaded import Loaded, recorded_tokenizer
 from inference.lowering.trace import describe, of_batch
 from model.layers.activations import softmax
 from model.layers.blocks import unrolled
-from ranges import local_path
+from training.checkpoint.choice import checkpoint_at
 from training.checkpoint.pretrained import Pretrained, merged, with_base
 from training.checkpoint.probe import EXAMPLES, Probe, probed_spec
 from training.checkpoint.record import check_described, check_known
 from training.checkpoint.restore import check_meaning
-from training.checkpoint.storage import checkpoints
 from training.preprocess import with_recorded
-from utils import UserError, named_leaves, quoted
+from utils import UserError, named_leaves
 from wiring.build import build_to_ship
 from wiring.config import override, read
 from wiring.own_modules import look_in
@@ -99,8 +98,9 @@ class Exportable(NamedTuple):
         return recorded_tokenizer(self.record, self.parts.source)
 
 
-def load(path, model=None, *, preprocess=(), config=None, trust=False) -> Loaded:
-    """The trained model in a checkpoint, or in the newest checkpoint of a run's folder.
+def load(path, model=None, *, preprocess=(), config=None, trust=False, best=False) -> Loaded:
+    """The trained model in a checkpoint; of a run's folder, in its newest checkpoint, or in the
+    best one by checkpoint.monitor if `best` is true. The `path` of the result says which it is.
 
     A run of a config stores all that is needed. A run of `fit` stores no functions: pass its
     `model`, and the `preprocess` with which it was trained. `config` is a file to use instead of
@@ -108,7 +108,7 @@ def load(path, model=None, *, preprocess=(), config=None, trust=False) -> Loaded
     """
     if model is None and preprocess:
         raise UserError("load: preprocess goes with a model; the config of a run has its own")
-    checkpoint = checkpoint_at(path)
+    checkpoint = checkpoint_at(path, best)
     weights = Pretrained(checkpoint)
     check_known(checkpoint, weights.record)
     if model is None:
@@ -131,22 +131,6 @@ def load(path, model=None, *, preprocess=(), config=None, trust=False) -> Loaded
     if record.get("written_by") == "fit":
         check_described(checkpoint, record.get("preprocess"), preprocess)
     return Loaded(checkpoint, *trees, config, classes, tuple(preprocess), raw, record, inputs)
-
-
-def checkpoint_at(path):
-    """The checkpoint at a path, or the newest one in a run's folder, of its first replica."""
-    path = local_path("path", path)
-    if not path.is_dir() or path.name.startswith("checkpoint-"):  # Orbax writes folders
-        return path
-    if not (found := checkpoints(path)):
-        newest = lambda folder: folder.stat().st_mtime_ns  # noqa: E731
-        runs = sorted({file.parent for file in path.glob("*/checkpoint-*")}, key=newest)
-        exported = sorted(file for file in path.glob("*.*") if file.suffix in (".onnx", ".tflite"))
-        fix = f"did you mean {quoted(runs[-1])}?" if runs else "name a checkpoint or a run"
-        if exported and not runs:
-            fix = f"for exported files, run `python inference/predict.py {quoted(exported[0])} ...`"
-        raise UserError(f"{path}: holds no checkpoint; {fix}")
-    return list(found.values())[-1][0]
 
 
 def check_given(model, preprocess):

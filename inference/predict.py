@@ -34,7 +34,7 @@ from utils import UserError, open_closed_streams, run_command  # noqa: E402
 BROKEN_PIPE = 141  # the exit code that shells use for SIGPIPE
 MAX_NUMBERS = 8  # printed per output
 # Options that only count for inputs, and for a text.
-OF_INPUTS = ("config", "trust", "key", "prepared", "top", "batch", "csv")
+OF_INPUTS = ("config", "trust", "best", "key", "prepared", "top", "batch", "csv")
 OF_TEXT = ("tokens", "temperature", "top_k", "top_p", "seed", "tokenizer")
 FIRST_COLUMN = b"input,"  # the beginning of a table of predictions
 
@@ -79,6 +79,7 @@ def parse(argv):
         action="store_true",
         help="allow a config that a run has written to import its dotted names",
     )
+    add("--best", action="store_true", help="of a run's folder, the best checkpoint")
     add("--key", default="x", help="the name of the array in an npz (default: x)")
     add("--prepared", action="store_true", help="the arrays are preprocessed already")
     add("--top", type=int, default=3, help="how many classes to print (default: 3)")

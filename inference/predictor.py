@@ -15,7 +15,6 @@ from inference.load import (
     NHWC,
     Form,
     as_names,
-    checkpoint_at,
     find_config,
     load_to_export,
     output_kind,
@@ -25,6 +24,7 @@ from inference.lowering.trace import named
 from inference.runtimes import PACKAGES, open_model
 from inference.token_check import check_tokens
 from inference.verify import Reference, repeated
+from training.checkpoint.choice import chosen_checkpoint
 from training.checkpoint.record import is_object
 from utils import RunError, UserError, first_line
 from wiring.build import build_preprocess
@@ -52,9 +52,9 @@ class Predictor(NamedTuple):
 def open_predictor(arguments):
     """The predictor for the model on the command line."""
     path = Path(arguments.model)
-    if path.suffix.lower() in PACKAGES:
+    if path.suffix.lower() in PACKAGES and not arguments.best:
         return open_export(path, arguments)
-    path = checkpoint_at(path)
+    path = chosen_checkpoint(path, arguments.best)
     exportable = load_to_export(arguments.config, path, trusted=arguments.trust)
     inputs = {
         name: (leaf.shape, leaf.dtype) for name, leaf in named(exportable.inputs, "input").items()

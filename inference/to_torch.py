@@ -20,6 +20,7 @@ def main(argv=None):
     add = parser.add_argument
     add("model", help="a run's folder, or one of its checkpoints")
     add("out", help="the safetensors file to write")
+    add("--best", action="store_true", help="of a run's folder, the best checkpoint")
     add("--rules", help="a ready rule file, such as gpt2, or the path of one; none: our names")
     add("--force", action="store_true", help="replace the file if it exists")
     add("--trust", action="store_true", help="let the config of the run import its dotted names")
@@ -27,8 +28,11 @@ def main(argv=None):
 
 
 def write(arguments):
+    from training.checkpoint.choice import chosen_checkpoint
+
     options = arguments.rules, arguments.force, arguments.trust
-    arrays = to_torch(arguments.model, arguments.out, *options)
+    checkpoint = chosen_checkpoint(arguments.model, arguments.best)
+    arrays = to_torch(checkpoint, arguments.out, *options)
     numbers = sum(array.size for array in arrays.values())
     print(f"Wrote {arguments.out}: {len(arrays)} arrays with {numbers:,} numbers")
 
@@ -51,7 +55,7 @@ def to_torch(model, out, rules=None, force=False, trust=False):
     from safetensors.numpy import save
 
     from file_io import atomic_file
-    from inference.load import checkpoint_at
+    from training.checkpoint.choice import checkpoint_at
     from training.checkpoint.restore import restacked  # blocks of `scan` one by one
     from training.checkpoint.rules import read_rules, written
 

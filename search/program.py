@@ -10,7 +10,7 @@ from pathlib import Path
 from file_io import lines_of, parse_json, read_json
 from search.sweep_folder import with_values
 from training.checkpoint import storage
-from training.checkpoint.retention import EVALUATOR, Kept, protect
+from training.checkpoint.retention import EVALUATOR, Kept, measured, protect
 from training.runs.divergence import advice, description_of_bad_step
 from training.runs.folder import FINISHED, plain, write_json
 from training.update import bad_leaf_name
@@ -120,10 +120,10 @@ def write_trials(sweep, program, trials, first):
         if replica not in failed:
             own = {"config": config, "replica": 0, "replicas": 1}
             place = program, folder, replica, len(trials)
-            write_checkpoints(*place, records, own, lengths[replica], first.checkpoint)
+            best = write_checkpoints(*place, records, own, lengths[replica], first.checkpoint)
             finished = read_json(program / FINISHED)
             metrics = own_values(finished["metrics"], replica, len(trials))
-            write_json(folder / FINISHED, finished | {"metrics": metrics})
+            write_json(folder / FINISHED, finished | {"metrics": metrics, "best": best})
         if first.logging.report:
             write_report(folder)
     reasons = {replica: f"{why}.\n{advice('stop')}" for replica, (_, why) in failed.items()}
@@ -164,15 +164,17 @@ def write_rows(program, folders, failed, records):
 
 
 def write_checkpoints(program, folder, replica, count, records, own, lengths, options):
-    """The last and the best checkpoints of a trial, as its own run would have kept them."""
+    """The last and the best checkpoints of a trial, as its own run would have kept them. Returns
+    what finished.json says about the best one, or None."""
+    own = own | {"monitor": options.monitor}
     kept, each, last = Kept(), {}, list(records.values())[-1]
     for name, record in records.items():
         metrics = own_values(record["metrics"], replica, count)
-        value = None if record["position"] else metrics.get(options.monitor)
-        kept = kept.add(name, value, options, name in last["regular"])
+        evaluated = own_values(measured(record), replica, count)
+        kept = kept.add(name, evaluated.get(options.monitor), options, name in last["regular"])
         at = record["lengths"]
         of_logs = {"lengths": at | {FILE: lengths[at.get(FILE, 0)]}, "metrics": metrics}
-        each[name] = own | of_logs | kept._asdict()
+        each[name] = own | of_logs | {"evaluated": evaluated} | kept._asdict()
     numbers = read_json(program / "config.json")["training"]["vary"]
     probed = not any(path.startswith("model.") for path in numbers)  # else with those of the first
     for name in kept.names():
@@ -181,3 +183,4 @@ def write_checkpoints(program, folder, replica, count, records, own, lengths, op
         arrays = {n: a for n, a in arrays.items() if probed or not n.startswith("probe/")}
         record = {key: value for key, value in record.items() if key != "failed"} | each[name]
         storage.save(folder / f"{name}{suffix}", arrays, record)
+    return kept.summary_of_best(options.monitor, records)

@@ -188,9 +188,9 @@ class Sweep:
         metrics = read_run(self.run_dir(trial)).metrics
         trial.finished, trial.epochs = finished, max(metrics.epoch_at.values(), default=0)
         curve = metrics.epochs.get(self.monitor)
-        # A run that ended within its first epoch has only the values of its final test.
-        values = curve.values.tolist() if curve else [metrics.final.get(self.monitor, math.nan)]
-        values = [value for value in values if math.isfinite(value)]
+        # The last weights of a run that ended within an epoch have a value after those of epochs.
+        values = [*(curve.values if curve else []), metrics.final.get(self.monitor, math.nan)]
+        values = [float(value) for value in values if math.isfinite(value)]
         if values:
             trial.scores.append([trial.epochs, self.sign * min(self.sign * v for v in values)])
         self.save()

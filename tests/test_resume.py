@@ -358,19 +358,37 @@ def test_a_finished_run_that_lost_its_checkpoints_is_not_started_over(workdir, a
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.torture
-def test_an_earlier_checkpoint_may_be_named_after_the_later_ones_are_moved(workdir):
-    folder = only_run(workdir)
-    code, _, err = call(workdir, "--resume", folder / "checkpoint-epoch_1.params")
-    assert code == 2
-    assert "later checkpoints; move them away first: checkpoint-epoch_2" in err
-    (folder / "checkpoint-epoch_2.params").rename(workdir / "kept.params")
-    code, out, _ = run(workdir, "--resume", folder / "checkpoint-epoch_1.params")
+@pytest.mark.slow
+def test_a_new_run_begins_from_an_earlier_checkpoint_or_under_another_name(workdir):
+    first, saved = only_run(workdir), workdir / "saved" / "Small"
+    before = {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
+    earlier = first / "checkpoint-epoch_1.params"
+    code, _, err = call(workdir, "--resume", earlier, "optimizer.args.lr=0.5")
+    assert code == 2 and "optimizer.args.lr" in err
+    assert list(saved.iterdir()) == [first]  # a mistake leaves no folder
+    code, out, _ = run(workdir, "--resume", earlier)
     assert code == 0
-    assert "Resuming from checkpoint-epoch_1" in out
-    arrays = load(folder / "checkpoint-epoch_2.params")[0]
-    expected = load(workdir / "kept.params")[0]
-    assert all((arrays[name] == expected[name]).all() for name in expected)
+    assert "Resuming from checkpoint-epoch_1, after step 10" in out
+    [second] = set(saved.iterdir()) - {first}
+    assert f"A new run begins from {earlier}" in (second / "train.log").read_text()
+    one, other = (load(run / "checkpoint-epoch_2.params") for run in (first, second))
+    assert all(np.array_equal(one[0][name], other[0][name]) for name in one[0])
+    assert {name for name in one[0] if name.startswith("opt/")}
+    assert [name for name, _ in one[1]["best"]] == [name for name, _ in other[1]["best"]]
+
+    # The newest checkpoint continues its run, unless another name is given.
+    newest = second / "checkpoint-epoch_2.params"
+    code, out, _ = call(workdir, "--resume", newest)
+    assert code == 0 and "has completed 2 epochs" in out
+    more = ["training.epochs=3", "run_name=longer"]
+    assert run(workdir, "--resume", newest, *more)[0] == 0
+    rows = [json.loads(line) for line in (saved / "longer/metrics.jsonl").read_text().splitlines()]
+    assert [row["epoch"] for row in rows if "end_of_epoch" in row] == [1, 2, 3]
+    assert json.loads((saved / "longer/config.json").read_text())["run_name"] == "longer"
+    code, _, err = call(workdir, "--resume", earlier, *more)
+    assert code == 2 and "run_name: saved/Small/longer exists already" in err
+    assert {path: path.read_bytes() for path in first.rglob("*") if path.is_file()} == before
+    assert sorted(saved.iterdir()) == sorted([first, second, saved / "longer"])
 
 
 @pytest.mark.parametrize(

@@ -169,13 +169,19 @@ def check_that_the_run_resumes_to_the_same_bits_after_a_signal_and_a_kill(workdi
 
 @pytest.mark.slow
 def test_a_budget_of_steps_ends_two_processes_and_a_larger_one_continues_to_the_same_bits(workdir):
-    several = ("--processes", "2", "callbacks=[]", "training.epochs=2")
+    stopping = {"name": "early_stopping", "args": {"monitor": "test_loss", "restore_best": True}}
+    several = ["--processes", "2", f"callbacks={json.dumps([stopping])}", "training.epochs=2"]
+    several += ["checkpoint.monitor=test_loss"]
     train(workdir, *several, "checkpoint.dir=whole")
     out, _ = train(workdir, *several, "checkpoint.dir=budget", "training.max_steps=7")
     assert "Stopped by training.max_steps after step 7" in out
     [run_dir] = (workdir / "budget").glob("two/*")
-    assert (run_dir / "finished.json").exists()
-    assert rows(workdir, "budget")[-1]["final"] == "the last weights"
+    finished = json.loads((run_dir / "finished.json").read_text())
+    assert "The run ends with the weights of checkpoint-" in out
+    last = rows(workdir, "budget")[-1]
+    assert last["final"] == "the last weights"
+    assert finished["best"]["name"] == finished["weights_from"] == "checkpoint-step_7"
+    assert finished["best"]["value"] == finished["metrics"]["test_loss"] == last["test_loss"]
     train(workdir, *several, "--resume", str(run_dir), "training.max_steps=null")
     assert rows(workdir, "budget") == rows(workdir, "whole")
     for name, array in last_arrays(workdir, "whole").items():

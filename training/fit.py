@@ -38,7 +38,7 @@ from training.runs.budget import Budget
 from training.runs.callback_checks import check_callbacks
 from training.runs.divergence import Divergence
 from training.runs.dry_run import DryRun
-from training.runs.recovery import best_weights, check_unchanged, point_of
+from training.runs.recovery import best_of, check_unchanged, point_of
 from training.runs.resume import holding
 from training.runs.sets import check_iterators, datasets
 from training.runs.shape_check import check_batches, check_shapes, reported_names
@@ -279,7 +279,7 @@ def assemble(
         Callbacks(recipe.callbacks, view, recipe.optimizer),
         *watchers,
     ]
-    best = (lambda: best_weights(keeper, trainer)) if keeper else None
+    best = (lambda: best_of(keeper, trainer)) if keeper else None
     tokens = getattr(sets["train"], "tokens_per_example", None)
     clock = Clock(trainer, tokens, utilisation(trainer))
     return Loop(run, recipe, team, reader, clock, rates, best=best, agree=agreed), start
@@ -307,6 +307,10 @@ def check_run(recipe, folder, resume, watchers):
     if folder is None and (resume or recipe.training.on_nonfinite == "rollback"):
         raise UserError(
             "fit: to resume, or to roll back, there must be checkpoints; give it a `folder`"
+        )
+    if folder is None and any(getattr(each, "restore_best", False) for each in recipe.callbacks):
+        raise UserError(
+            "callbacks: restore_best takes the weights from a checkpoint; give fit a `folder`"
         )
     if folder is None and recipe.logging.trackers:
         raise UserError("fit: trackers write into the folder of a run; give it a `folder`")

@@ -34,7 +34,7 @@ class Chunk(NamedTuple):
 
 class Loop:
     """One run. `reader` names its values, `learning_rates(step)` are those of a step, `best()`
-    returns (name, weights) of the best checkpoint, or None; `agree` returns process 0's numbers."""
+    returns the Best of the run, or None; `agree` returns process 0's numbers."""
 
     def __init__(self, run, recipe, watchers, reader, clock, learning_rates, *, best, agree):
         self.run, self.trainer, self.recipe, self.watchers = run, run.trainer, recipe, watchers
@@ -66,9 +66,9 @@ class Loop:
             while not run.finished and not run.stopped:
                 self.epoch()
             self.notify("on_stop")
-            self.notify("on_stopped")
             self.evaluate_unfinished_epoch()
-            self.test_at_end()
+            self.notify("on_stopped")
+            self.end()
             self.notify("on_training_end")
             if run.cut_short:
                 logger.info("Stopped by %s after step %d", run.stopped_why, run.step)
@@ -233,29 +233,49 @@ class Loop:
             self.run.metrics, self.run.evaluated = {}, []
 
     def evaluate_unfinished_epoch(self):
-        """If a budget ended the run within an epoch, evaluate its last weights, which are saved."""
+        """If a budget or a callback ended the run within an epoch, evaluate its last weights, which
+        are saved."""
         run = self.run
-        if run.budget_exhausted and run.position and not run.signal:
+        if run.position and self.is_over():
             values = self.reader.values("train", [sums["epoch"] for sums in self.trainer.sums()])
             if (evaluated := self.evaluate(self.in_epochs)) is not None:
                 run.metrics = values | evaluated
                 row = {"epoch": run.epoch, "step": run.step, "final": "the last weights"}
                 self.notify("on_extra_row", row, run.metrics)
 
-    def test_at_end(self):
-        """Evaluate the test set once, with the best checkpoint, or else with the last weights."""
+    def is_over(self):
+        """Whether the run has ended by itself, and not by a signal, after which it continues."""
+        run = self.run
+        return not run.signal and bool(run.finished or run.budget_exhausted or run.for_good)
+
+    def end(self):
+        """Evaluate the test set, if that is to be done at the end, with the best checkpoint, or
+        else with the last weights. The run then ends with these weights, and with the values that
+        belong to them, as it does if a callback restores the best ones."""
         run, names = self.run, self.recipe.sets_at_end(self.trainer.feeds)
-        run.untested = bool(names and (run.completed or run.budget_exhausted))
-        if not run.untested or run.signal:
+        run.best = self.best and self.best()
+        run.untested = bool(names and (run.completed or self.is_over()))
+        restores = any(getattr(each, "restore_best", False) for each in self.recipe.callbacks)
+        if not self.is_over() or not (run.untested or restores):
             return
-        label, trees = (self.best and self.best()) or ("the last weights", None)
-        logger.info("Testing %s", label)
-        run.tested = trees and trees[0]
-        values = self.evaluate(names, trees and self.trainer.replicas.stack(trees))
-        run.tested, run.untested = None, values is None
+        before, trees = (run.epoch, run.metrics), None
+        row = {"epoch": run.epoch, "step": run.step}
+        if run.best:
+            trees = run.best.read()
+            row = {"epoch": run.best.epoch, "step": run.best.step}
+            run.epoch, run.metrics, run.restored = run.best.epoch, run.best.metrics, trees[0]
+            logger.info("The run ends with the weights of %s", run.weights_from)
+        values = None
+        try:
+            if run.untested:
+                logger.info("Testing %s", run.weights_from)
+            values = self.evaluate(names, trees and self.trainer.replicas.stack(trees))
+        finally:
+            run.epoch, run.untested = before[0], run.untested and values is None
+            if values is None:
+                run.metrics, run.restored = before[1], None
         if values:
-            row = {"epoch": run.epoch, "step": run.step, "final": label}
-            self.notify("on_extra_row", row, values)
+            self.notify("on_extra_row", row | {"final": run.weights_from}, values)
 
     # Watchers.
 

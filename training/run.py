@@ -43,8 +43,9 @@ class Run:
     budget_exhausted: str | None = None  # the option that set the budget that ended it
     signal: str | None = None  # the signal, or another watcher's interruption, that ended it early
     untested: bool = False  # whether the final test is still to be done
-    # the first replica's (params, state) in the final test, if these are not the latest ones
-    tested: Any = None
+    best: Any = None  # at the end, a Best of training/runs/recovery.py; None without a folder
+    # the first replica's (params, state) of `best`, if the run ends with these and not the latest
+    restored: Any = None
     # whether all trackers ended; a stuck one would also block the interpreter
     published: bool = True
 
@@ -54,8 +55,10 @@ class Run:
         names = sorted(values, key=lambda name: name.startswith("train_"))[:SHOWN]
         shown = "".join(f", {name} {values[name]:.4g}" for name in names)
         left = f", stopped by {self.stopped_why}" if self.cut_short else ""
+        which = f", with the weights of {self.weights_from}" if self.restored else ""
         of = f" of {self.epochs}" if self.epochs else ""
-        return f"Run({self.completed}{of} epochs, step {self.step}{left}{shown})"
+        done = f"{self.completed}{of} epochs, step {self.step}"
+        return f"Run({done}{left}{which}{shown})"
 
     def states(self):
         """The TrainState of each replica, which may be a chunk ahead of `step` (see needs_state in
@@ -63,7 +66,12 @@ class Run:
         return self.trainer.replica_states()
 
     def evaluated_weights(self):
-        return self.tested or self.states()[0].evaluated()
+        return self.restored or self.states()[0].evaluated()
+
+    @property
+    def weights_from(self):
+        """To which weights `params`, `state` and `metrics` belong, in words."""
+        return self.best.name if self.restored else "the last weights"
 
     @property
     def params(self):

@@ -40,9 +40,11 @@ def run(tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_command_writes_what_the_run_logged_as_its_last_sample(run, capsys):
-    assert main([str(run), "--prompt", "Once upon", "--top-k", "5"]) == 0
+    assert main([str(run), "--best", "--prompt", "Once upon", "--top-k", "5"]) == 0
     row = json.loads((run / "samples.jsonl").read_text().splitlines()[-1])
-    assert capsys.readouterr().out == row["prompt"] + row["text"] + "\n"
+    printed = capsys.readouterr()
+    assert printed.out == row["prompt"] + row["text"] + "\n"
+    assert "checkpoint-epoch_1.params (the best: val_loss" in printed.err
 
 
 @pytest.mark.slow

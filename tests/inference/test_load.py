@@ -1,12 +1,15 @@
 """`load`: a trained model in Python, from a config's run or from one of `fit`, and its mistakes."""
 
+import json
 from functools import partial
 
 import numpy as np
 import pytest
 
+from inference import to_torch
 from inference.load import load
 from model.mlp import mlp
+from tests.processes import call
 from training.checkpoint import storage
 from training.fit import fit
 from training.optimizers import adam
@@ -27,6 +30,38 @@ def test_a_run_of_a_config_needs_only_its_checkpoint(small):
     assert loaded.program._cache_size() == 1
     assert load(small.checkpoint.parent).path == small.checkpoint  # the newest of its folder
     assert repr(loaded).count("\n") == 0 and len(repr(loaded)) < 200 and loaded.classes == []
+
+
+@pytest.mark.slow
+def test_every_command_takes_the_best_checkpoint_of_a_run_and_says_which_it_took(
+    small, convert, run_predict, drawn, tmp_path, capsys
+):
+    """The largest loss, that of the first epoch, is the best here."""
+    ranked = ["checkpoint.mode=max", "logging.report=false", "run_name=r"]
+    assert call(tmp_path, "-c", small.config, *ranked)[0] == 0
+    folder = tmp_path / "saved/Small/r"
+    first = folder / "checkpoint-epoch_1.params"
+    finished = json.loads((folder / "finished.json").read_text())
+    assert finished["best"]["name"] == first.stem and finished["best"]["monitor"] == "test_loss"
+    best = f"Checkpoint: {first} (the best: test_loss {finished['best']['value']:.4f})"
+    assert load(folder, best=True).path == first
+
+    named, chosen, newest = (
+        run_predict(model, drawn[0], *flag)
+        for model, flag in ((first, ()), (folder, ["--best"]), (folder, ()))
+    )
+    assert named[1] == chosen[1] != newest[1]
+    assert f"Checkpoint: {first}\n" in named[2] and best in chosen[2]
+    assert "checkpoint-epoch_2.params (the newest; --best takes checkpoint-epoch_1" in newest[2]
+    code, out, err = call(tmp_path, "--evaluate", folder, "--best")
+    assert json.loads(out)["checkpoint"] == first.stem and best in err
+    assert call(tmp_path, "-c", small.config, "--best")[0] == 2
+    code, printed = convert("--best", "--formats", "stablehlo", "--name", "b", weights=folder)
+    assert code == 0 and best in printed
+    assert to_torch.main([str(folder), str(tmp_path / "best.safetensors"), "--best"]) == 0
+    assert best in capsys.readouterr().err
+    code, _, err = run_predict(first, drawn[0], "--best")
+    assert code == 2 and "is not a run, of which the best checkpoint can be taken" in err
 
 
 def test_inputs_that_cannot_be_right_are_named(small):

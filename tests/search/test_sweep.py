@@ -189,12 +189,17 @@ class Seen:
         self.completed, self.finished = completed, completed == 4
 
 
-def test_a_trial_that_ended_within_its_first_epoch_has_the_value_of_its_final_test(tmp_path):
+@pytest.mark.parametrize("before", [[], [4.0, 3.0]])
+def test_the_last_weights_of_a_trial_that_ended_within_an_epoch_count(tmp_path, before):
     sweep = sweep_of(tmp_path, [[]])
     folder = sweep.run_dir(sweep.trials[0])
     folder.mkdir(parents=True)
-    row = {"epoch": 1, "step": 3, "final": "checkpoint-epoch_1", "test_loss": 2.5}
-    (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    lines = [
+        {"epoch": n, "step": 10 * n, "test_loss": loss, "end_of_epoch": True}
+        for n, loss in enumerate(before, 1)
+    ]
+    lines += [{"epoch": 3, "step": 23, "final": "the last weights", "test_loss": 2.5}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     sweep.record(sweep.trials[0], finished=True)
     assert sweep.trials[0].score(9) == 2.5
 

@@ -12,11 +12,12 @@ import numpy as np
 import optax
 import pytest
 
+from inference.load import load
 from model.base import Model
 from model.mlp import mlp
 from training.base import tracked
 from training.checkpoint import storage
-from training.fit import fit, recipe_of
+from training.fit import evaluate, fit, recipe_of
 from training.loss import cross_entropy
 from training.metrics import accuracy, perplexity
 from training.objective import supervised
@@ -338,7 +339,8 @@ def test_the_initial_params_can_be_evaluated(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_test_set_can_be_evaluated_at_the_end_with_the_best_checkpoint(tmp_path):
+def test_the_test_set_can_be_evaluated_at_the_end_with_the_best_checkpoint(tmp_path, caplog):
+    caplog.set_level("INFO", "main")
     checkpoint = {"monitor": "val_loss", "mode": "max", "keep": 1}  # an early epoch is best
     settings = {"val": VAL, "epochs": 4, "test_at": "end"}
     recorder = Recorder(every_n_epochs=3)
@@ -348,7 +350,8 @@ def test_the_test_set_can_be_evaluated_at_the_end_with_the_best_checkpoint(tmp_p
     assert best < 4 and not any("test_loss" in row for row in result.history)
     final = rows(tmp_path)[-1]
     assert final["final"] == f"checkpoint-epoch_{best}"
-    assert "val_loss" not in final and "train_loss" not in final  # which are of other weights
+    assert "val_loss" not in final and "train_loss" not in final  # which the epoch has logged
+    assert f"Epoch {best} [test] avg Loss: {final['test_loss']:.4f}" in caplog.text
     arrays, _ = storage.load(tmp_path / f"checkpoint-epoch_{best}.params")
     params = {"hidden": [{}], "head": {}}
     for name, array in arrays.items():
@@ -361,11 +364,105 @@ def test_the_test_set_can_be_evaluated_at_the_end_with_the_best_checkpoint(tmp_p
     ((metrics, tested),) = recorder.seen
     assert metrics["test_loss"] == final["test_loss"] == result.metrics["test_loss"]
     assert np.array_equal(tested["head"]["bias"], params["head"]["bias"])
-    latest = result.states()[0].params  # the run has them again
-    assert np.array_equal(result.params["head"]["bias"], latest["head"]["bias"])
+    # The run ends with these weights, and with the values that belong to them.
+    assert losses_of(result, TEST).mean() == pytest.approx(final["test_loss"], rel=1e-4)
+    assert result.metrics["val_loss"] == result.history[best - 1]["val_loss"] == result.best.value
+    assert f"with the weights of checkpoint-epoch_{best}" in repr(result)
+    assert (
+        (final["epoch"], final["step"]) == (result.best.epoch, result.best.step) == (best, best * 7)
+    )
+    assert int(result.states()[0].step) == 4 * 7  # while the last state stays for a resume
     no_folder = run(**settings)  # no checkpoints, so the last params are tested
     loss = losses_of(no_folder, TEST).mean()
     assert no_folder.metrics["test_loss"] == pytest.approx(loss, rel=1e-4)
+
+
+class StopAt:
+    """Stops the run for good after so many steps, within an epoch."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, view):
+        return {"stop": view.step >= self.step}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("end", [{"max_steps": 17}, {"callbacks": [StopAt(17)]}], ids=str)
+def test_the_last_weights_of_a_run_that_ends_within_an_epoch_may_be_the_best(tmp_path, mode, end):
+    """The loss falls, so that they are the best by the smallest loss, and the first epoch is by the
+    largest."""
+    settings = {"val": VAL, "epochs": 4, "batch_size": 16}
+    settings["checkpoint"] = {"monitor": "val_loss", "mode": mode, "keep": 1}
+    settings["optimizer"] = sgd(lr=0.1)
+    first = run(tmp_path, **settings, **end, log={"every_steps": 1})
+    assert first.step == 17
+    values = [row["val_loss"] for row in rows(tmp_path) if "val_loss" in row]
+    assert len(values) == 3 and values == sorted(values, reverse=True)
+    names = ["checkpoint-epoch_1", "checkpoint-epoch_2", "checkpoint-step_17"]
+    best = names[-1 if mode == "min" else 0]
+    assert (first.best.name, first.best.value) == (best, values[names.index(best)])
+    assert sorted(tmp_path.glob("*.params")) == sorted(
+        tmp_path / f"{name}.params" for name in {best, names[-1]}
+    )
+    loaded = load(tmp_path, MODEL, best=True)
+    assert loaded.path == first.best.path
+    loss = evaluate(MODEL, first.best.params, first.best.state, VAL)["loss"]
+    assert loss == pytest.approx(first.best.value, rel=1e-5)
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, first.best.params)
+    # Resumed, it has the bits of a run that never ended, and still knows the best.
+    whole = run(tmp_path / "whole", **settings)
+    resumed = run(tmp_path, **settings, resume="override", log={"every_steps": 1})
+    jax.tree.map(np.testing.assert_array_equal, resumed.params, whole.params)
+    assert resumed.best.name == ("checkpoint-epoch_4" if mode == "min" else best)
+
+
+def test_a_best_checkpoint_that_was_deleted_is_missed_and_ranked_again_by_a_resume(tmp_path):
+    settings = {"val": VAL, "checkpoint": {"mode": "max", "keep": 2}, "optimizer": sgd(lr=0.1)}
+    first = run(tmp_path, **settings, epochs=3)
+    assert first.best.name == "checkpoint-epoch_1"
+    first.best.path.unlink()
+    with pytest.raises(UserError, match=r"checkpoint-epoch_1 \(val_loss .*\), is no longer there"):
+        load(tmp_path, MODEL, best=True)
+    with pytest.raises(UserError, match="checkpoint-epoch_1: no longer exists"):
+        first.best.params  # noqa: B018
+    again = run(tmp_path, **settings, epochs=4, resume=True)
+    assert again.best.name == "checkpoint-epoch_2"
+    assert load(tmp_path, MODEL, best=True).path == again.best.path
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_early_stopping_restores_the_best_weights_with_their_values(tmp_path, replicas):
+    """Whether it stopped the run or not. The largest loss, of the first epoch, is the best here."""
+    stopping = early_stopping("val_loss", "max", patience=2, restore_best=True)
+    settings = {"val": VAL, "checkpoint": {"mode": "max"}, "optimizer": sgd(lr=0.1)}
+    settings |= {"callbacks": [stopping], "replicas": replicas}
+    for epochs in (9, 2):
+        done = run(tmp_path / str(epochs), **settings, epochs=epochs)
+        assert done.completed == min(epochs, 3)
+        assert done.best.epoch == 1 and done.metrics["test_loss"] == done.history[0]["test_loss"]
+        own = done.metrics["test_loss" if replicas == 1 else "test_loss/0"]
+        assert losses_of(done, TEST).mean() == pytest.approx(own, rel=1e-4)
+    resumed = run(tmp_path / "2", **settings, epochs=3, resume=True)
+    assert resumed.completed == 3 and resumed.best.epoch == 1
+
+
+@pytest.mark.parametrize(
+    ("folder", "settings", "message"),
+    [
+        (None, {}, "give fit a `folder`"),
+        ("a", {"checkpoint": {"monitor": "val_accuracy"}}, "which is val_accuracy, and it watches"),
+        ("a", {"checkpoint": {"mode": "max"}}, "with the same mode"),
+        ("a", {"val": None}, "which is None, and it watches test_loss"),
+    ],
+)
+def test_restoring_the_best_needs_a_checkpoint_that_is_the_best_of_both(
+    tmp_path, folder, settings, message
+):
+    settings = {"val": VAL, "callbacks": [early_stopping(restore_best=True)]} | settings
+    with pytest.raises(UserError, match=message):
+        run(folder and tmp_path / folder, **settings)
 
 
 def test_the_row_of_an_epoch_that_a_budget_ends_covers_all_of_its_steps(tmp_path):

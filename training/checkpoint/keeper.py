@@ -16,7 +16,7 @@ from training.checkpoint.record import FORMAT
 from training.checkpoint.retention import Kept, kept_so_far, protected
 from training.devices.processes import agreed, is_first, several, together
 from training.watchers import NEVER, Reply
-from utils import Damaged, RunError
+from utils import RunError
 
 logger = logging.getLogger("main")
 
@@ -39,6 +39,7 @@ class Keeper:
         self.held = set()  # names of checkpoints that an evaluator protects from deletion
         self.undeleted = []  # files that could not be deleted
         self.saved = None  # (step, position, whole) of the latest checkpoint
+        self.latest = None  # the arguments of its `write`, until the next step
         self.time = time.monotonic()  # when the latest checkpoint was taken
         self.background = Background()
         self.monitor = options.monitor
@@ -60,6 +61,7 @@ class Keeper:
     def on_chunk(self, run, report):
         """Save within an epoch, if a checkpoint is due; at its end, on_epoch_end saves."""
         self.check()
+        self.latest = None
         due = self in report.due and run.position != run.steps
         return Reply(save="last") if due else None
 
@@ -79,9 +81,24 @@ class Keeper:
         """Save where a run stopped; if it can be resumed, with the optimizer's state."""
         self.wait()
         saved = self.saved is not None and self.saved[:2] == (run.step, run.position)
-        if saved and (self.saved[2] or run.finished):
+        resumed_here = run.position and self.latest is None and not run.signal
+        if saved and (self.saved[2] or run.finished) and not resumed_here:
             return None
         return Reply(save="last" if run.finished else "whole")
+
+    def on_extra_row(self, run, row, values):
+        """If the last weights of a run that ended within an epoch were evaluated, rank their
+        checkpoint, and write it again with these values. It was written before the evaluation, so
+        that it was safe, and with the memory that callbacks had then."""
+        if not run.position or self.latest is None or self.options.monitor not in values:
+            return
+        self.wait()
+        states, record, name, _, probes = self.latest
+        self.before = self.kept
+        self.kept = self.kept.add(name, values[self.options.monitor], self.options)
+        record |= self.kept._asdict() | {"evaluated": values}
+        retired = self.before.names() - self.kept.names()
+        self.background.start(partial(self.write, states, record, name, retired, probes))
 
     def on_stopped(self, run):
         """Wait until everything is written."""
@@ -97,8 +114,8 @@ class Keeper:
     def log_no_best(self, run):
         """Log why no checkpoint is the best one."""
         monitor = self.options.monitor
-        values = [row[monitor] for row in run.history if monitor in row]
-        if not run.completed:
+        values = [row[monitor] for row in [*run.history, run.metrics] if monitor in row]
+        if not run.completed and not values:
             logger.info("No checkpoint is the best one yet, since no epoch was completed")
         elif not values:
             message = "checkpoint.monitor: %s was not measured at the end of any epoch"
@@ -112,6 +129,7 @@ class Keeper:
         kept only as long as it is among the best; a "whole" one holds the optimizer's state,
         whatever checkpoint.save_optimizer_state says."""
         self.wait()  # the previous write still reads the memory that take() uses again
+        self.latest = None
         between_epochs = run.position == 0 and run.step > 0
         name = f"checkpoint-step_{run.step}"
         value = None
@@ -128,8 +146,10 @@ class Keeper:
         record = {"rollbacks": 0, "callbacks": []} | snapshot.record
         self.saved, self.time = (record["step"], record["position"], whole), time.monotonic()
         record |= self.kept._asdict() | {"whole": whole, "lengths": self.lengths()}
+        record |= {"monitor": self.options.monitor}
         retired = {*self.before.names(), name} - self.kept.names()  # or another may protect it
-        self.background.start(partial(self.write, snapshot.states, record, name, retired, probes))
+        self.latest = snapshot.states, record, name, retired, probes
+        self.background.start(partial(self.write, *self.latest))
 
     def on_resume(self, run, point):
         """Continue after a checkpoint; it and the older ones count as kept."""
@@ -144,6 +164,7 @@ class Keeper:
 
     def close(self, run):
         """Let a write finish, unless a signal ends the process, or others may be lost."""
+        self.latest = None  # which holds a copy of the state
         if not run.signal and not several():
             self.background.join()
 
@@ -158,7 +179,7 @@ class Keeper:
         seconds = self.options.every_seconds
         return bool(seconds and time.monotonic() - self.time >= seconds)
 
-    def write(self, states, record, name, retired, probes=None):
+    def write(self, states, record, name, retired, probes):
         """Write the files of a checkpoint, one for each replica; runs in the background."""
         for log in record["lengths"] if is_first() else ():
             # The logs on the disk must be at least as long as the record says.
@@ -221,16 +242,12 @@ class Keeper:
         return checkpoint
 
     def best(self):
-        """The best valid checkpoint by the monitored metric, or None."""
-        self.wait()
-        return storage.for_all(self.find_best)
-
-    def find_best(self):
-        for name, _ in self.kept.best:
-            try:
-                return storage.read_all(name, storage.files(self.folder, name))
-            except Damaged as error:
-                logger.warning("%s; skipped", error)
+        """(name, value, file, record) of the best checkpoint that is there, or None."""
+        for name, value in self.kept.best:
+            file = self.file(name)
+            if record := storage.record_of(file):
+                return name, value, file, record
+            logger.warning("%s: the best checkpoint cannot be read any more; skipped", file)
         return None
 
     def last(self):

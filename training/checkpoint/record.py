@@ -56,6 +56,10 @@ def is_pair(value, is_valid):
     return is_two and type(value[0]) is str and is_valid(value[1])
 
 
+def are_metrics(value):
+    return is_object(value, lambda v: v is None or type(v) is float or is_number(v))
+
+
 COUNTS = ("step", "epoch", "position", "rollbacks", "lined")
 RECORD = {  # {key: whether its value is valid}; a correct digest does not prove who wrote a file
     **dict.fromkeys(COUNTS, partial(is_count, below=2**31)),  # they have 32 bits on the device
@@ -64,7 +68,11 @@ RECORD = {  # {key: whether its value is valid}; a correct digest does not prove
     "facts": are_facts,
     "data": partial(is_object, is_valid=lambda digest: type(digest) is str),
     # A metric may be NaN or infinite.
-    "metrics": partial(is_object, is_valid=lambda v: v is None or type(v) is float or is_number(v)),
+    "metrics": are_metrics,
+    # those of the last weights of a run that ended within an epoch; by which metric the best are
+    # ranked; earlier versions did not write these
+    "evaluated": lambda value: value is None or are_metrics(value),
+    "monitor": lambda value: value is None or (is_text(value) and value.isprintable()),
     **dict.fromkeys(("whole", "stopped"), lambda value: type(value) is bool),
     "elapsed": lambda value: type(value) is float and is_number(value) and value >= 0,
     # of the whole run; earlier versions did not write it

@@ -33,6 +33,15 @@ class Kept(NamedTuple):
         last = last[-options.keep :] if options.keep else last
         return Kept(tuple(last), tuple(best[: options.save_top_k]))
 
+    def summary_of_best(self, monitor, records):
+        """What finished.json says about the best checkpoint, by {name: record}; None without
+        one."""
+        if not self.best:
+            return None
+        name, value = self.best[0]
+        where = {key: records[name][key] for key in ("epoch", "step")}
+        return {"name": name, **where, "monitor": monitor, "value": value}
+
     def is_among_best(self, value, options):
         """Whether a value is among the best `save_top_k`; False if it is None or not finite."""
         if value is None or not np.isfinite(value):
@@ -46,11 +55,16 @@ def kept_so_far(records, regular, options):
     are ranked again, since the config may have changed."""
     kept = Kept()
     for name, record in records.items():
-        value = record["metrics"].get(options.monitor) if record["position"] == 0 else None
-        kept = kept.add(name, value, options, regular=False)
+        kept = kept.add(name, measured(record).get(options.monitor), options, regular=False)
     best = {name for name, _ in kept.best}
     regular = tuple(name for name in records if name in regular or name not in best)
     return kept._replace(regular=regular)
+
+
+def measured(record):
+    """The metrics of the very weights in a checkpoint. Within an epoch there are none, unless a run
+    ended there and its last weights were evaluated."""
+    return record.get("evaluated") or ({} if record["position"] else record["metrics"])
 
 
 def protect(folder, best, reading=None):

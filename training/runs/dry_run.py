@@ -2,6 +2,7 @@
 log what will run and the memory that it needs, so that errors do not appear only after an hour."""
 
 import logging
+from dataclasses import replace
 
 import jax
 
@@ -9,7 +10,7 @@ from training.devices.sharding import shard_bytes
 from training.options import monitor_for
 from training.runs.shape_check import check_monitors
 from training.watching.hooks import callback_name, reported_by
-from utils import format_bytes
+from utils import UserError, format_bytes
 
 logger = logging.getLogger("main")
 
@@ -40,6 +41,10 @@ class DryRun:
         monitors |= {"checkpoint.monitor": self.monitor}
         measured += [name for c in recipe.callbacks for name in reported_by(c, evaluated)]
         check_monitors(monitors, [name for name in measured if "/" not in name])
+        for callback in recipe.callbacks:
+            if getattr(callback, "restore_best", False):
+                watched = monitors[f"{callback_name(callback)}.monitor"]
+                check_same_best(callback, watched, replace(recipe.checkpoint, monitor=self.monitor))
         if self.monitor is None and "test" in trainer.feeds and {*evaluated} - {"test"}:
             logger.info(
                 "No checkpoint.monitor: the last weights will be tested, not the best ones on the "
@@ -76,6 +81,17 @@ class DryRun:
         parts = ", ".join(f"{name} {format_bytes(n)}" for name, n in needs.items())
         total = format_bytes(sum(needs.values()))
         logger.info("Compiled in %.1f s; memory about %s: %s", seconds, total, parts)
+
+
+def check_same_best(callback, watched, options):
+    """Refuse a callback that restores the best checkpoint, if another one is the best for it."""
+    best = options.monitor
+    if watched not in (best, None) or (best and callback.sign() != options.sign()):
+        raise UserError(
+            f"callbacks: {callback_name(callback)}: restore_best restores the best checkpoint by "
+            f"checkpoint.monitor, which is {best}, and it watches {watched}; "
+            "name the same metric in both, with the same mode"
+        )
 
 
 def on_devices(mesh):

@@ -9,7 +9,6 @@ import sys
 import time
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -18,6 +17,7 @@ import numpy as np
 from data_loader.base import fingerprints_of, loaded
 from file_io import MOST_LINES, lines_of, parse_json, read_json
 from training.checkpoint import storage
+from training.checkpoint.choice import chosen_checkpoint
 from training.checkpoint.pretrained import with_base
 from training.checkpoint.probe import Probe, probe_input
 from training.checkpoint.record import is_number, is_object
@@ -45,14 +45,12 @@ EVALUATIONS = "evaluations.jsonl"
 PAUSE = 2.0  # seconds between two looks at a folder
 
 
-def evaluate(parts, named):
+def evaluate(parts, named, best=False):
     """Evaluate one checkpoint on the held-out sets; print the metrics as JSON, and write them into
     the run's folder."""
     folder = run_folder_of(named, "--evaluate")
     present = storage.checkpoints(folder)
-    name = next(reversed(present), None)
-    if Path(named) != folder:
-        name = Path(named).stem.split("-replica_")[0]
+    name = chosen_checkpoint(named, best).stem.split("-replica_")[0]
     if name not in present:
         names = ", ".join(present) or "none"
         raise UserError(f"--evaluate {named}: is not a checkpoint; {folder} has {names}")

@@ -150,7 +150,10 @@ def update(folder, record, root):
 def finish(folder, run, peak):
     """Mark a run as finished, so that `--resume auto` skips it; `peak` is its peak memory."""
     metrics = json_safe(run.metrics)
-    content = {"epochs": run.completed, "steps": run.step, "metrics": metrics, "peak_memory": peak}
+    keys = ("name", "epoch", "step", "monitor", "value")
+    best = run.best and {key: getattr(run.best, key) for key in keys}
+    content = {"epochs": run.completed, "steps": run.step, "metrics": metrics}
+    content |= {"weights_from": run.weights_from, "best": best, "peak_memory": peak}
     write_json(folder / FINISHED, content)
 
 

@@ -1,12 +1,18 @@
 """The state of a run, and weights to evaluate, from a checkpoint."""
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
 import jax
 import numpy as np
 
 from training.base import evaluated_part, with_frozen
 from training.checkpoint.pretrained import check_frozen
 from training.checkpoint.restore import check_meaning, filled, probe_of, sums_so_far
-from training.devices.processes import is_first, several, together
+from training.checkpoint.retention import measured
+from training.checkpoint.storage import files, read_all
+from training.devices.processes import from_first, is_first, several, together
 from training.watchers import Point
 from training.watching import metric_log
 from utils import UserError
@@ -67,14 +73,57 @@ def weights_of(checkpoint, params, state):
     return trees
 
 
-def best_weights(keeper, trainer):
-    """(name, [(params, state) of each replica on the devices]) of the best checkpoint, or None."""
-    checkpoint = keeper.best()
-    if checkpoint is None:
+@dataclass(frozen=True)
+class Best:
+    """The best checkpoint of a run by checkpoint.monitor."""
+
+    name: str
+    path: Path  # its file; of several replicas, that of the first one
+    epoch: int
+    step: int
+    monitor: str
+    value: float  # of `monitor`
+    metrics: dict = field(repr=False)  # all that was measured of these weights
+    # reads the (params, state) of each replica that are evaluated
+    read: Callable = field(repr=False)
+
+    @property
+    def params(self):
+        """The first replica's params, as in `run.params`; they are read from the file."""
+        return self.read()[0][0]
+
+    @property
+    def state(self):
+        """The running statistics that belong to `params`."""
+        return self.read()[0][1]
+
+
+def best_of(keeper, trainer):
+    """The Best of a run, or None."""
+
+    keeper.wait()
+
+    def find():
+        found = keeper.best()
+        if found is None:
+            return None
+        name, value, file, record = found
+        metrics = {k: float("nan") if v is None else v for k, v in measured(record).items()}
+        facts = {"epoch": record["epoch"], "step": record["step"], "metrics": metrics}
+        return {"name": name, "value": value, "path": str(file)} | facts
+
+    found = from_first(find)
+    if found is None:
         return None
-    params, state = trainer.replica_states()[0].evaluated()
-    trees = weights_of(checkpoint, params, state)
-    return checkpoint.name, [trainer.put_weights(tree) for tree in trees]
+
+    def read():
+        paths = files(keeper.folder, found["name"])
+        checkpoint = read_all(found["name"], paths, verified=not is_first())
+        like = trainer.replica_states()[0].evaluated()
+        return [trainer.put_weights(tree) for tree in weights_of(checkpoint, *like)]
+
+    path = Path(found.pop("path"))
+    return Best(path=path, monitor=keeper.options.monitor, read=read, **found)
 
 
 def check_unchanged(trainer, probe, pretrained, checkpoint):

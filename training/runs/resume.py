@@ -3,12 +3,13 @@
 import logging
 import math
 import os
+import shutil
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from file_io import locked
+from file_io import inside, locked, read_json
 from training.checkpoint.keeper import LOGS
 from training.checkpoint.storage import (
     Checkpoint,
@@ -19,12 +20,18 @@ from training.checkpoint.storage import (
     read_all,
     remove_leftovers,
 )
-from training.devices.processes import check_alike, from_first, is_first, together
+from training.devices.processes import (
+    check_alike,
+    check_visible,
+    from_first,
+    is_first,
+    together,
+)
 from training.runs import folder as run_folder
 from training.runs.budget import nothing_left
 from training.runs.changes import changes
 from training.runs.folder import FINISHED, flat
-from utils import WINDOWS, Damaged, RunError, UserError, quoted
+from utils import WINDOWS, Damaged, RunError, UserError, first_line, quoted, relative_path
 
 logger = logging.getLogger("main")
 
@@ -36,6 +43,7 @@ class OpenedRun(NamedTuple):
     checkpoint: Checkpoint | None  # the one to resume from; None if the run has none yet
     lock: "Lock | None"  # None in all processes except process 0
     skipped: list  # messages that say what is wrong with newer checkpoints
+    branches: bool = False  # whether a new run begins from the checkpoint
 
     def unlock(self):
         """Let other processes train this run."""
@@ -114,6 +122,49 @@ def run_folder_of(named, option="--resume"):
     return folder
 
 
+def open_at(named, run_name):
+    """The OpenedRun that `--resume` names: a folder, or a checkpoint in it. A new run begins from a
+    checkpoint that is not the newest one, or if it shall have another name. The run of the
+    checkpoint is not locked then, since nothing in it will change."""
+    folder = run_folder_of(named)
+    if Path(named) != folder:
+        name = checkpoint_named(folder, named)
+        is_newest = name == list(checkpoints(folder))[-1]
+        own_name = read_json(folder / "config.json").get("run_name")
+        if not is_newest or (run_name and run_name not in (own_name, folder.name)):
+            checkpoint = read_all(name, files(folder, name), whole=True)
+            return OpenedRun(folder, checkpoint, None, [], branches=True)
+    return open_run(folder, named)
+
+
+def branched(opened, run_name, record):
+    """The OpenedRun of a new run, beside the one from which it branches: a folder with the
+    checkpoint and the logs so far. The name is written into the record of the new run."""
+    former = opened.folder
+    own_name = read_json(former / "config.json").get("run_name")
+    record["config"]["run_name"] = run_name = None if run_name == own_name else run_name
+    parent = Path(relative_path(former.absolute().parent))
+
+    def begin():
+        folder = run_folder.new_folder(parent.parent, parent.name, run_name)
+        try:
+            for log in LOGS:
+                if inside(former, log).exists():
+                    shutil.copyfile(former / log, folder / log)
+            for path in files(former, opened.checkpoint.name):
+                copy = shutil.copytree if path.is_dir() else shutil.copyfile
+                copy(path, folder / path.name)
+        except (OSError, shutil.Error) as error:
+            shutil.rmtree(folder)
+            why = getattr(error, "strerror", None) or first_line(error)
+            raise RunError(f"{folder}: {former} cannot be copied: {why}") from error
+        return str(folder)
+
+    folder = Path(from_first(begin))
+    check_visible(folder)
+    return opened._replace(folder=folder, lock=Lock(folder) if is_first() else None)
+
+
 def open_run(folder, named=None):
     """Lock a run's folder and find the checkpoint to resume from: the one that is named, or the
     newest valid one."""
@@ -134,14 +185,14 @@ def open_by_first(open_folder):
     def open_here():
         nonlocal own
         own = open_folder()
-        return own and [str(own.folder), own.checkpoint and own.checkpoint.name]
+        return own and [str(own.folder), own.checkpoint and own.checkpoint.name, own.branches]
 
     names = from_first(open_here)
     if names is None or is_first():
         return own
-    folder, name = Path(names[0]), names[1]
+    folder, name, branches = Path(names[0]), *names[1:]
     checkpoint = name and read_all(name, files(folder, name), whole=True, verified=True)
-    return OpenedRun(folder, checkpoint, None, [])
+    return OpenedRun(folder, checkpoint, None, [], branches)
 
 
 def chosen(folder, named):
@@ -154,18 +205,17 @@ def chosen(folder, named):
             lines = "\n  ".join([f"{folder}: no checkpoint of this run can be resumed", *reasons])
             raise UserError(f"{lines}\nPut back what is missing, or begin a new run")
         return checkpoint, [f"{error}; skipped" for error in errors]
+    name = checkpoint_named(folder, named)
+    return read_all(name, files(folder, name), whole=True), []
+
+
+def checkpoint_named(folder, named):
+    """The name of the checkpoint that a path in a run's folder names."""
     name = Path(named).stem.split("-replica_")[0]
-    names = list(checkpoints(folder))
     if Path(named) not in files(folder, name):
-        present = ", ".join(names) or "none"
+        present = ", ".join(checkpoints(folder)) or "none"
         raise UserError(f"--resume {named}: is not a checkpoint; {folder} has {present}")
-    checkpoint = read_all(name, files(folder, name), whole=True)
-    if later := names[names.index(name) + 1 :]:
-        raise UserError(
-            f"--resume {named}: the run has later checkpoints; "
-            f"move them away first: {', '.join(later)}"
-        )
-    return checkpoint, []
+    return name
 
 
 def tidied(opened):
@@ -182,7 +232,7 @@ def describe_again(opened, record, sets, root, own_files, override):
     import the copies. A model that computes something else is refused elsewhere."""
     folder = opened.folder
     changed = run_folder.changed_code(folder, own_files)
-    if opened.checkpoint is None:  # it starts over
+    if opened.checkpoint is None or opened.branches:  # it starts over, or is another run
         run_folder.describe(folder, record, sets, root, own_files)
         return
     if changed:

@@ -94,6 +94,13 @@ def train(parts, root, named=None, override=False, temporary=None, watchers=()):
         with together():
             changed = [] if is_new else changes(opened, record, override)
             recovery.check_fits(opened.checkpoint, template, parts.training.replicas)
+        former = opened.folder
+        if opened.branches:
+            opened = resume.branched(opened, parts.run_name, record)
+            at_end.push(partial(delete_if_refused, opened.folder))
+            at_end.callback(opened.unlock)
+            if not several():
+                end_at_signals(opened.folder, temporary, is_new=True)
         if parts is not as_built:  # preprocessing has its statistics now
             recipe = compose(parts, recipe.plan)
 
@@ -101,11 +108,11 @@ def train(parts, root, named=None, override=False, temporary=None, watchers=()):
             """All is checked: describe the run in its folder, and log its first lines."""
             with together():
                 if is_first():
-                    described = opened.folder, record, sets, root, parts.own_files()
+                    described = record, sets, root, parts.own_files()
                     if is_new:
-                        run_folder.describe(*described)
+                        run_folder.describe(opened.folder, *described)
                     else:
-                        begin_again(opened, changed, *described[1:], override)
+                        begin_again(opened, former, changed, *described, override)
             announce(parts, sets, opened, template)
 
         done = train_in_folder(opened, recipe, sets, record, trainer, watchers, begin)
@@ -123,7 +130,8 @@ def delete_if_refused(folder, kind, _error, _trace):
     before it had logged or saved anything."""
     has_begun = (folder / "config.json").exists()
     written = (folder / "metrics.jsonl").exists() or any(folder.glob("checkpoint-*"))
-    if kind and is_first() and not written and (not has_begun or issubclass(kind, UserError)):
+    refused = not written and kind and issubclass(kind, UserError)
+    if kind and is_first() and (refused or not has_begun):
         shutil.rmtree(folder)
 
 
@@ -136,7 +144,7 @@ def open_named(parts, named):
         if named == "auto":
             opened, why_new = resume.unfinished(parts.checkpoint.dir, parts.title, parts.run_name)
             return opened
-        return resume.open_run(resume.run_folder_of(named), named) if named else None
+        return resume.open_at(named, parts.run_name) if named else None
 
     return resume.open_by_first(open_here), why_new
 
@@ -177,13 +185,16 @@ def new_run(parts, root, why_new):
     return opened
 
 
-def begin_again(opened, changed, record, sets, root, own_files, override):
-    """Change the folder of a resumed run for the first time, and log what has changed."""
-    former = resume.tidied(opened)
+def begin_again(opened, former, changed, record, sets, root, own_files, override):
+    """Change the folder of a resumed run for the first time, and log what has changed since the
+    `former` one, from which a new run may branch."""
+    lost = resume.tidied(opened)
     set_up_logging(root, opened.folder / "train.log")
-    for message in [*opened.skipped, *run_folder.changes_of_environment(opened.folder, root)]:
+    if opened.branches:
+        logger.info("A new run begins from %s", opened.checkpoint.paths[0])
+    for message in [*opened.skipped, *run_folder.changes_of_environment(former, root)]:
         logger.warning(message)
-    for change in [*changed, *([former] if former else [])]:
+    for change in [*changed, *([lost] if lost else [])]:
         logger.info(change)
     resume.describe_again(opened, record, sets, root, own_files, override)
 

@@ -25,6 +25,7 @@ observer        True: its on_step_end returns nothing and does not read states()
                 callbacks are called in each process, and the values returned in process 0 are used
 check           (model, data): may raise a UserError before the run has a folder; `data` is a Data
                 (data_loader/base.py), or the training set of `fit`
+restore_best    True: a run that has ended returns the weights and the values of its best checkpoint
 steps_left      step -> steps until its on_step_end must be called, besides the log lines
 
 To add a callback, write a function that returns such an object, annotated `-> Callback`, in

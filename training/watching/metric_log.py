@@ -111,7 +111,7 @@ class MetricLog:
     def on_extra_row(self, run, row, values):
         """Log a row outside of epochs: of the initial params, or of the final test."""
         self.write(row | values)
-        self.publish.scalars(row["step"], for_trackers(values))
+        self.publish.scalars(run.step, {"epoch": row["epoch"], **for_trackers(values)})
 
     def log_each_step(self, run):
         """Write a row for each step since the last line, if all steps are logged."""

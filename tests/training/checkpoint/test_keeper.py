@@ -15,6 +15,7 @@ import pytest
 from training.base import TrainState
 from training.checkpoint import storage
 from training.checkpoint.background import Background
+from training.checkpoint.choice import checkpoint_at
 from training.checkpoint.keeper import Keeper
 from training.checkpoint.retention import Kept, protect
 from training.options import CheckpointOptions
@@ -98,6 +99,25 @@ def epochs_kept(folder, losses, **options):
 )
 def test_the_last_and_the_best_are_kept(tmp_path, losses, options, kept):
     assert epochs_kept(tmp_path, losses, **options) == kept
+
+
+@pytest.mark.parametrize(
+    ("losses", "options", "best"),
+    [
+        ([2, 2, 2], {}, 1),
+        ([float("nan"), 3, float("inf")], {}, 2),
+        ([1, 3, 2], {"mode": "max", "save_top_k": 2, "keep": 1}, 2),
+        ([float("nan"), None], {}, None),
+    ],
+)
+def test_the_best_checkpoint_of_a_folder_is_found(tmp_path, losses, options, best):
+    epochs_kept(tmp_path, losses, **options)
+    if best:
+        assert checkpoint_at(tmp_path, best=True) == tmp_path / f"checkpoint-epoch_{best}.params"
+        return
+    message = r"no checkpoint has a finite value of test_loss; name one: checkpoint-epoch_1, "
+    with pytest.raises(UserError, match=message):
+        checkpoint_at(tmp_path, best=True)
 
 
 def test_a_lost_checkpoint_that_was_the_best_is_named(tmp_path):

@@ -773,7 +773,7 @@ def test_a_signal_while_a_failed_run_writes_its_checkpoint_does_not_lose_it(
                 raise crash("an error")
 
     def send():
-        writing.wait(10)
+        writing.wait(300)
         time.sleep(0.2)  # until the run has failed, and waits
         os.kill(os.getpid(), signal.SIGTERM)
         sent.set()

@@ -15,18 +15,21 @@ def early_stopping(
     patience: Count = 3,
     min_delta: NonNegative = 0.0,
     every_n_epochs: Count = 1,
+    restore_best: bool = False,
 ) -> Callback:
     """Stop when a metric has not improved by more than `min_delta` in `patience` evaluations.
 
     The metric is val_loss, or test_loss without a validation set, unless `monitor` names another.
+    With `restore_best`, a run that has ended, early or not, returns the weights and the values of
+    its best checkpoint; checkpoint.monitor must be the same metric.
     """
-    return EarlyStopping(monitor, mode, patience, min_delta, every_n_epochs)
+    return EarlyStopping(monitor, mode, patience, min_delta, every_n_epochs, restore_best)
 
 
 class EarlyStopping:
-    def __init__(self, monitor, mode, patience, min_delta, every_n_epochs=1):
+    def __init__(self, monitor, mode, patience, min_delta, every_n_epochs, restore_best):
         self.monitor, self.mode, self.patience, self.min_delta = monitor, mode, patience, min_delta
-        self.every_n_epochs = every_n_epochs
+        self.every_n_epochs, self.restore_best = every_n_epochs, restore_best
 
     def sign(self):
         """1 if lower values of the metric are better, -1 if higher ones are."""
