@@ -34,7 +34,7 @@ class Chunk(NamedTuple):
 
 class Loop:
     """One run. `reader` names its values, `learning_rates(step)` are those of a step, `best()`
-    returns (name, weights) of the best checkpoint, or None; `agree` returns process 0's numbers."""
+    returns (name, weights, step) of the best checkpoint, or None; `agree` returns process 0's numbers."""
 
     def __init__(self, run, recipe, watchers, reader, clock, learning_rates, *, best, agree):
         self.run, self.trainer, self.recipe, self.watchers = run, run.trainer, recipe, watchers
@@ -198,16 +198,18 @@ class Loop:
 
     # Evaluations.
 
-    def evaluate(self, names, weights=None):
-        """{metric: value} of these sets, validation sets first; None if interrupted."""
+    def evaluate(self, names, weights=None, step=None):
+        """{metric: value} of these sets, validation sets first; None if interrupted. `weights` are
+        others than the current ones, trained for `step` steps."""
         run, trainer = self.run, self.trainer
         for kind in ("validation", "test"):
             members = [name for name in names if (name == "test") == (kind == "test")]
             if members:
                 self.notify(f"on_{kind}_start")
             for name in members:
+                when = run.epoch, run.step if step is None else step
                 tallies = trainer.evaluate(
-                    name, self.agreed_pace, self.interrupted, weights, run.epoch
+                    name, self.agreed_pace, self.interrupted, weights, *when
                 )
                 if tallies is None:
                     return None
@@ -248,10 +250,10 @@ class Loop:
         run.untested = bool(names and (run.completed or run.budget_exhausted))
         if not run.untested or run.signal:
             return
-        label, trees = (self.best and self.best()) or ("the last weights", None)
+        label, trees, step = (self.best and self.best()) or ("the last weights", None, run.step)
         logger.info("Testing %s", label)
         run.tested = trees and trees[0]
-        values = self.evaluate(names, trees and self.trainer.replicas.stack(trees))
+        values = self.evaluate(names, trees and self.trainer.replicas.stack(trees), step)
         run.tested, run.untested = None, values is None
         if values:
             row = {"epoch": run.epoch, "step": run.step, "final": label}

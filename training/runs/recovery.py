@@ -70,13 +70,15 @@ def weights_of(checkpoint, params, state):
 
 
 def best_weights(keeper, trainer):
-    """(name, [(params, state) of each replica on the devices]) of the best checkpoint, or None."""
+    """(name, [(params, state) of each replica on the devices], step) of the best checkpoint, or
+    None."""
     checkpoint = keeper.best()
     if checkpoint is None:
         return None
     params, state = trainer.replica_states()[0].evaluated()
     trees = weights_of(checkpoint, params, state)
-    return checkpoint.name, [trainer.put_weights(tree) for tree in trees]
+    on_devices = [trainer.put_weights(tree) for tree in trees]
+    return checkpoint.name, on_devices, checkpoint.record["step"]
 
 
 def check_unchanged(trainer, probe, pretrained, checkpoint):
