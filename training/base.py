@@ -129,10 +129,11 @@ class Objective(NamedTuple):
 
     def __call__(self, params, state, batch, key, train, mask=None):
         """Without a `mask`, all examples of the batch are genuine."""
+        declared = self.declared
+        if mask is None and "mask" in declared:
+            mask = jnp.ones(jax.tree.leaves(batch)[0].shape[0], bool)
         given = {"step": self.step, "mask": mask}
-        if mask is None:
-            given["mask"] = jnp.ones(jax.tree.leaves(batch)[0].shape[0], bool)
-        given = {name: given[name] for name in self.declared}
+        given = {name: given[name] for name in declared}
         results = self.apply(params, state, batch, key, train, **given)
         if isinstance(results, tuple) and len(results) == 3:
             check_value("objective: the loss", results[0])

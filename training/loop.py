@@ -34,7 +34,8 @@ class Chunk(NamedTuple):
 
 class Loop:
     """One run. `reader` names its values, `learning_rates(step)` are those of a step, `best()`
-    returns (name, weights, step) of the best checkpoint, or None; `agree` returns process 0's numbers."""
+    returns (name, weights, step) of the best checkpoint, or None; `agree` returns process 0's
+    numbers."""
 
     def __init__(self, run, recipe, watchers, reader, clock, learning_rates, *, best, agree):
         self.run, self.trainer, self.recipe, self.watchers = run, run.trainer, recipe, watchers
@@ -208,9 +209,7 @@ class Loop:
                 self.notify(f"on_{kind}_start")
             for name in members:
                 when = run.epoch, run.step if step is None else step
-                tallies = trainer.evaluate(
-                    name, self.agreed_pace, self.interrupted, weights, *when
-                )
+                tallies = trainer.evaluate(name, self.agreed_pace, self.interrupted, weights, *when)
                 if tallies is None:
                     return None
                 named = self.reader.values(name, tallies)

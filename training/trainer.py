@@ -316,8 +316,8 @@ def train_functions(recipe, unroll, steps=1):
 
 def evaluation_functions(recipe, name):
     """(step, report), the functions of the program that evaluates a set. The constants are (params,
-    state, epoch, step, numbers), the carry is the tally. The random key is a function of the set, the
-    epoch and the number of examples before the batch."""
+    state, epoch, step, numbers), the carry is the tally. The random key is a function of the set,
+    the epoch and the number of examples before the batch."""
     set_key = zlib.crc32(name.encode())
 
     def step(consts, seen, batch, valid):

@@ -162,7 +162,7 @@ def unmarked(key, x):
         ((8, 6), {"augment": [unmarked]}, r"unmarked gets the image alone.*unmarked.of_values = T"),
         ((4, 3), {"augment": [random_crop]}, r"target \[4, 3\] looks like an image.*, 8 and 6;"),
         ((1, 8, 6), {"augment": [alternating_flip]}, r"target \[1, 8, 6\] looks like an image"),
-        ((8, 6), {"objective": partial(supervised, views="flipped")}, 'outputs that are images'),
+        ((8, 6), {"objective": partial(supervised, views="flipped")}, "outputs that are images"),
     ],
 )
 def test_what_cannot_be_moved_together_is_refused(target, settings, message):

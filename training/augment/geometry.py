@@ -38,8 +38,8 @@ def random_crop(
     fill: Literal["zeros", "mirror"] = "zeros",
     target_fill: int = 0,
 ) -> Augmented:
-    """Shift the image by up to `padding` pixels in each direction; zeros fill the gap, or the
-    mirror image of what is beside it."""
+    """Shift the image by up to `padding` pixels in each direction; zeros fill the gap (in a mask of
+    whole numbers `target_fill`), or the mirror image of what is beside it."""
     image_shape(x)
     if fill == "zeros":
         check_stays(x, padding=padding)
@@ -139,7 +139,8 @@ def random_affine(
     target_fill: int = 0,
 ) -> Augmented:
     """Rotate by up to `rotation` degrees, shear by up to `shear` degrees, scale, and shift by up to
-    `shift` pixels. Zeros fill the parts from outside the image."""
+    `shift` pixels. Zeros fill the parts from outside the image, `target_fill` those of a mask of
+    whole numbers."""
     ascending_pair(scale=scale)
     image_shape(x)
     check_stays(x, shift=shift)

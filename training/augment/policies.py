@@ -42,7 +42,8 @@ def rand_augment(
     key, x, target=None, *, count: Count = 2, magnitude: Strength = 9, target_fill: int = 0
 ) -> Augmented:
     """`count` random changes of geometry or colours, all of one magnitude (RandAugment, Cubuk et
-    al., 2019). It works on the raw image: bytes, or floats in [0, 1]."""
+    al., 2019). It works on the raw image: bytes, or floats in [0, 1]. `target_fill` fills the gaps
+    in a mask of whole numbers."""
     levels = as_levels("rand_augment", x)
     shift = tuple(150 / 331 * size for size in x.shape[:2])
     reach = Reach(shear=0.3, shift=shift, degrees=30, factor=0.9, bits=4)
@@ -53,7 +54,8 @@ def rand_augment(
 
 def trivial_augment(key, x, target=None, *, target_fill: int = 0) -> Augmented:
     """One random change of geometry or colours, of a random magnitude (TrivialAugment, Müller and
-    Hutter, 2021, wide ranges). It works on the raw image: bytes, or floats in [0, 1]."""
+    Hutter, 2021, wide ranges). It works on the raw image: bytes, or floats in [0, 1]. `target_fill`
+    fills the gaps in a mask of whole numbers."""
     levels = as_levels("trivial_augment", x)
     strength_key, key = jax.random.split(key)
     reach = Reach(shear=0.99, shift=(32, 32), degrees=135, factor=0.99, bits=6)
