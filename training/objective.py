@@ -237,7 +237,7 @@ def is_image(shape, size):
     image of another size, or with other axes first, is an error, since it cannot be augmented."""
     if shape[:2] != tuple(size) and looks_like_image(shape, size):
         raise UserError(
-            f"augment: the target {list(shape)} looks like an image, but its first axes are not "
+            f"data: the target {list(shape)} looks like an image, but its first axes are not "
             f"the height and width of the input, {size[0]} and {size[1]}; make it such an image, "
             "or write an augmentation that takes (key, x, target)"
         )
@@ -310,11 +310,11 @@ def of_examples(part, function, output, target):
     """A loss or a metric of each example; a note on an error says which one failed."""
     try:
         values = jax.vmap(function)(output, target)
-        check_value(part, values)
-        return values
     except Exception as error:
         error.add_note(OF_PART + part)
         raise
+    check_value(part, values)
+    return values
 
 
 def means_of(values):

@@ -134,7 +134,7 @@ def compose(parts, plan):
     check_takes("objective: its function", objective.apply, OBJECTIVE_TAKES, objective.declared)
     make_update = configured(parts.update, objective, parts.optimizer, training, parts.augment)
     rates = rates_of_replicas(parts, numbers) if "learning_rate" in metric_plan.needs else {}
-    if parts.optimizer_rates and not uses_optimizer(parts.update, objective, model):
+    if rates and parts.optimizer_rates and not uses_optimizer(parts.update, objective, model):
         unused = parts.optimizer_rates
         rates = {name: rate for name, rate in rates.items() if name.split("/")[0] not in unused}
     seeds = vary.get("seed") or ([seed] * replicas if vary else range(seed, seed + replicas))

@@ -359,7 +359,7 @@ DOES_NOT_FIT = {
     "a metric that is text": ({"metrics": [label_text]}, "in the metric label_text: .*TypeError"),
     "a loss with aux": (
         {"loss": lambda output, target: (cross_entropy(output, target), 100.0)},
-        "in the loss: .*loss: is a tuple of 2 values; return a number, a Weighted",
+        "^loss: is a tuple of 2 values; return a number, a Weighted",
     ),
     "a term that is a list": (
         {"loss": lambda output, target: {"a": list(output)}},
