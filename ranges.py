@@ -158,11 +158,12 @@ def local_path(name, path):
     return Path(path).expanduser()
 
 
-def check_takes(what, function, names):
-    """Refuse a function that cannot be called with as many arguments as there are names."""
+def check_takes(what, function, names, keywords=()):
+    """Refuse a function that cannot be called with as many arguments as there are names, and with
+    these keywords."""
     with suppress(ValueError):  # it has no signature
         try:
-            inspect.signature(function).bind(*names)
+            inspect.signature(function).bind(*names, **dict.fromkeys(keywords))
         except TypeError as error:
             own = getattr(function, "__name__", type(function).__name__)
             needed = f"must take ({', '.join(names)})"

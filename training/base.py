@@ -12,6 +12,8 @@ from typing import Any, Literal, NamedTuple, NewType, get_args
 import jax
 import jax.numpy as jnp
 
+from utils import UserError, parameters_of
+
 
 class Optimizer(NamedTuple):
     """Optax's protocol: updates are added to the params."""
@@ -32,7 +34,8 @@ Loss = NewType("Loss", jax.Array)
 Metric = NewType("Metric", jax.Array)
 # def fn(x) -> Preprocessed: the same in training and evaluation
 Preprocessed = NewType("Preprocessed", jax.Array)
-# def fn(key, x) -> Augmented: in training only
+# def fn(key, x) -> Augmented: in training only. One that declares `target` returns (x, target); one
+# that moves no pixel of an image has the attribute `of_values`
 Augmented = NewType("Augmented", jax.Array)
 
 
@@ -46,6 +49,19 @@ class Weighted(NamedTuple):
 
 def is_weighted(value):
     return isinstance(value, Weighted)
+
+
+def check_value(what, value):
+    """Refuse a loss or a metric that is a tuple or a list: its numbers would be added."""
+    if isinstance(value, dict):
+        for name, term in value.items():
+            check_value(f"{what}: {name}", term)
+    elif is_weighted(value):
+        check_value(what, value.value)
+    elif isinstance(value, tuple | list):
+        fix = "return a number, a Weighted (training/base.py) or a dict of terms"
+        fix += "; what is only measured belongs into `metrics`"
+        raise UserError(f"{what}: is a {type(value).__name__} of {len(value)} values; {fix}")
 
 
 Mode = Literal["MEAN", "SUM", "SINGLE", "MAX", "MIN", "STD", "CONCAT"]
@@ -94,25 +110,35 @@ class Objective(NamedTuple):
     train)`."""
 
     # returns (loss per example, state, {metric: value per example}); a loss may be Weighted, or a
-    # dict of terms whose means are added
+    # dict of terms whose means are added. One that declares `mask` gets, (B,), which examples are
+    # genuine: for a loss that compares the examples of a batch with each other. One that declares
+    # `step` gets how many steps were trained before
     apply: Callable
     finish: Callable = unchanged  # {metric: mean} -> {metric: reported value}
     # if the model makes examples: (params, key, labels, *, state, ...) -> a batch of examples
     sample: Callable | None = None
-    # whether `apply` also takes a mask, (B,), of the examples that are genuine: for a loss that
-    # compares the examples of a batch with each other
-    takes_mask: bool = False
     # (name, digest) of each thing that it computes with besides the data, such as a teacher; a run
     # is resumed only if they are unchanged
     fingerprints: tuple = ()
+    step: Any = 0  # what `apply` gets as its `step`
+
+    @property
+    def declared(self):
+        """Which of the keywords `mask` and `step` `apply` takes."""
+        return parameters_of(self.apply).keys() & {"mask", "step"}
 
     def __call__(self, params, state, batch, key, train, mask=None):
         """Without a `mask`, all examples of the batch are genuine."""
-        if not self.takes_mask:
-            return self.apply(params, state, batch, key, train)
-        if mask is None:
+        declared = self.declared
+        if mask is None and "mask" in declared:
             mask = jnp.ones(jax.tree.leaves(batch)[0].shape[0], bool)
-        return self.apply(params, state, batch, key, train, mask)
+        given = {"step": self.step, "mask": mask}
+        given = {name: given[name] for name in declared}
+        results = self.apply(params, state, batch, key, train, **given)
+        if isinstance(results, tuple) and len(results) == 3:
+            check_value("objective: the loss", results[0])
+            check_value("objective: the metrics", results[2])
+        return results
 
 
 class TrainState(NamedTuple):

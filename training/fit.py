@@ -57,7 +57,7 @@ logger = logging.getLogger("main")
 # Arguments of `fit` that are not part of the recipe.
 OF_THE_RUN = ("train", "test", "val", "folder", "resume", "config", "watchers")
 # Arguments of `evaluate` that are not part of the recipe.
-EVALUATED = ("model", "params", "state", "data")
+EVALUATED = ("model", "params", "state", "data", "step")
 
 
 # The signature repeats the fields of LoaderOptions and TrainingOptions, so that editors know them;
@@ -138,9 +138,11 @@ def evaluate(
     seed=0,
     device_budget_mb=2048,
     prefetch=2,
+    step=None,
 ) -> dict[str, float]:
     """{"loss": ..., "accuracy": ...} of these weights, exactly as `fit` evaluates a test set. The
-    arguments are those of `fit`; of a Run, or of what `load` returns, pass `params` and `state`."""
+    arguments are those of `fit`; of a Run, or of what `load` returns, pass `params` and `state`.
+    `step` is needed only for an objective that declares it: the steps trained before."""
     options = {name: value for name, value in locals().items() if name not in EVALUATED}
     ignored = getattr(data, "ignore_label", None)
     unused = sgd(lr=1.0)  # no step is taken
@@ -148,11 +150,15 @@ def evaluate(
     if data is None:
         raise UserError("data: is None; pass a dataset, as (x, y)")
     check_pairs({"data": data}, objective)
+    if step is None and "step" in recipe.objective.declared:
+        fix = "pass how many steps were trained, as step=run.step"
+        raise UserError(f"step: the objective needs it; {fix}")
     sets = datasets(None, None, data, recipe.loader)
     with closing(trainer_of(recipe, sets)) as trainer:
         check_weights(trainer.weight_specs, (params, state))
         weights = trainer.replicas.stack([trainer.put_weights((params, state))])
-        values = recipe.reader().values("test", trainer.evaluate("test", weights=weights))
+        tallies = trainer.evaluate("test", weights=weights, step=step or 0)
+        values = recipe.reader().values("test", tallies)
     return {name.removeprefix("test_"): value for name, value in values.items()}
 
 

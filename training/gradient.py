@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 
-from training.base import is_weighted
+from training.base import is_weighted, without_frozen
 from training.objective import shapes_of_values
-from utils import UserError
+from utils import UserError, map_named, named_leaves
 
 
 def gradient(objective, params, state, batch, mask, key, accumulate=1, unroll=False):
@@ -39,6 +39,8 @@ def gradient(objective, params, state, batch, mask, key, accumulate=1, unroll=Fa
     def split(a):
         return a.reshape(-1, accumulate, *a.shape[1:]).swapaxes(0, 1)
 
+    check_whole_numbers(objective, params, state, batch)
+
     def counts_of_piece(piece):
         i, batch, mask = piece
         losses, _, _ = objective(params, state, batch, jax.random.fold_in(key, i), True, mask)
@@ -55,6 +57,30 @@ def gradient(objective, params, state, batch, mask, key, accumulate=1, unroll=Fa
     carry, seen = jax.lax.scan(microbatch, carry, pieces, unroll=unroll)
     losses, metrics = jax.tree.map(lambda a: a.swapaxes(0, 1).reshape(-1, *a.shape[2:]), seen)
     return *carry, losses, metrics
+
+
+def check_whole_numbers(objective, params, state, batch):
+    """Refuse whole numbers in the state that change: they would count microbatches, not steps."""
+    named = named_leaves(without_frozen(state))
+    whole = {n: a for n, a in named.items() if jnp.issubdtype(a.dtype, jnp.integer)}
+
+    def changed(whole, params, state, batch, key):
+        state = map_named(lambda name, leaf: whole.get(name, leaf), state)
+        new = objective(params, state, batch, key, True)[1]
+        return {name: named_leaves(new)[name] for name in whole}
+
+    if not whole:
+        return
+    shapes = jax.eval_shape(lambda: jax.random.key(0))
+    jaxpr = jax.make_jaxpr(changed)(whole, params, state, batch, shapes).jaxpr
+    for name, before, after in zip(sorted(whole), jaxpr.invars, jaxpr.outvars, strict=False):
+        if after is not before:
+            raise UserError(
+                f"training.accumulate: state/{name} holds whole numbers that change, so it would "
+                "count microbatches instead of steps; an objective that declares a keyword `step` "
+                "gets the steps trained before. Else set accumulate to 1, or store a float if it "
+                "must change with every microbatch"
+            )
 
 
 def check_per_example(values, size):

@@ -198,17 +198,17 @@ class Loop:
 
     # Evaluations.
 
-    def evaluate(self, names, weights=None):
-        """{metric: value} of these sets, validation sets first; None if interrupted."""
+    def evaluate(self, names, weights=None, step=None):
+        """{metric: value} of these sets, validation sets first; None if interrupted. `weights` are
+        others than the current ones, trained for `step` steps."""
         run, trainer = self.run, self.trainer
         for kind in ("validation", "test"):
             members = [name for name in names if (name == "test") == (kind == "test")]
             if members:
                 self.notify(f"on_{kind}_start")
             for name in members:
-                tallies = trainer.evaluate(
-                    name, self.agreed_pace, self.interrupted, weights, run.epoch
-                )
+                when = run.epoch, run.step if step is None else step
+                tallies = trainer.evaluate(name, self.agreed_pace, self.interrupted, weights, *when)
                 if tallies is None:
                     return None
                 named = self.reader.values(name, tallies)
@@ -269,7 +269,8 @@ class Loop:
         try:
             if run.untested:
                 logger.info("Testing %s", run.weights_from)
-            values = self.evaluate(names, trees and self.trainer.replicas.stack(trees))
+            weights = trees and self.trainer.replicas.stack(trees)
+            values = self.evaluate(names, weights, row["step"])
         finally:
             run.epoch, run.untested = before[0], run.untested and values is None
             if values is None:

@@ -4,19 +4,23 @@ loss, the metrics, preprocess and augment, and returns an Objective, or only the
 objective(params, state, batch, key, train) -> (loss per example, state, {metric: value per
 example})
 
+If it declares a keyword `step`, it gets the number of steps trained before, as for a term that
+grows during training; if it declares `mask`, it gets which examples of the batch are genuine.
+
 A loss may return a dict of terms: their sum is minimized, and each is reported as `loss_<term>`. A
 loss or a metric may be Weighted, for example by the number of tokens in a sequence.
 """
 
 from functools import partial
+from itertools import pairwise
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from ranges import NonNegative, Positive, checked
-from training.base import Objective, Weighted, is_weighted
-from utils import UserError
+from training.base import Objective, Weighted, check_value, is_weighted
+from utils import UserError, parameters_of
 
 OF_PART = "in the "  # the beginning of a note that names a loss or a metric
 
@@ -36,7 +40,7 @@ def supervised(
     def objective(params, state, batch, key, train):
         x, target = pair_of(batch)
         augment_key, model_key = jax.random.split(key)
-        x = inputs(preprocess, augment if train else (), augment_key, x)
+        x, target = inputs(preprocess, augment if train else (), augment_key, x, target)
         if train or views == "one":
             # As in a prediction and an export, there is no key in an evaluation.
             model_key = model_key if train else None
@@ -63,6 +67,9 @@ def output_of_views(apply, x, views):
     shares = jnp.array([share / 2 for share, _ in shown for _ in range(2)])
     images = jnp.stack([view for _, each in shown for view in (each, each[:, :, ::-1])])
     output, _ = apply(images.reshape(-1, *x.shape[1:]), train=False, key=None)
+    if any(looks_like_image(out.shape[1:], x.shape[1:3]) for out in jax.tree.leaves(output)):
+        fix = 'use views="one"'
+        raise UserError(f"views: the mean of outputs that are images would mix places; {fix}")
     each = lambda out: out.reshape(len(shares), -1, *out.shape[1:])  # noqa: E731
     return jax.tree.map(lambda out: jnp.tensordot(shares, each(out), 1), output)
 
@@ -76,13 +83,14 @@ def mixup(model, loss, metrics, preprocess, augment, alpha: Positive = 0.2) -> O
         fix = "give an mlp one-hot categories instead"
         raise UserError(f"objective: mixup would mix the codes of categories into others; {fix}")
 
-    def mix(key, x):
+    def mix(key, x, target):
         for leaf in jax.tree.leaves(x):  # images may still be integers
             if jnp.issubdtype(leaf.dtype, jnp.integer) and leaf.ndim < 4:
                 found = f"{leaf.dtype}{list(leaf.shape[1:])}"
                 raise UserError(f"mixup: an input holds integers, {found}; it mixes only floats")
         share = jax.random.beta(key, alpha, alpha)
-        return jax.tree.map(lambda a: share * a + (1 - share) * a[::-1], x), share
+        x = jax.tree.map(lambda a: share * a + (1 - share) * a[::-1], x)
+        return x, target, jax.tree.map(lambda a: a[::-1], target), share
 
     return of_mixtures(mix, model, loss, metrics, preprocess, augment)
 
@@ -90,9 +98,10 @@ def mixup(model, loss, metrics, preprocess, augment, alpha: Positive = 0.2) -> O
 @checked
 def cutmix(model, loss, metrics, preprocess, augment, alpha: Positive = 1.0) -> Objective:
     """Train on images with a rectangle of another image in them, with the mixture of the two losses
-    by area (Yun et al., 2019); evaluate as usual."""
+    by area (Yun et al., 2019); evaluate as usual. A target that is an image gets the rectangle of
+    the other target."""
 
-    def mix(key, x):
+    def mix(key, x, target):
         if not hasattr(x, "ndim") or x.ndim != 4:
             found = jax.tree.map(jnp.shape, x)
             axes = "(height, width, channels)"
@@ -107,15 +116,27 @@ def cutmix(model, loss, metrics, preprocess, augment, alpha: Positive = 1.0) -> 
             (first[i] <= jnp.arange(n)) & (jnp.arange(n) < end[i])
             for i, n in enumerate(x.shape[1:3])
         )
-        cut = (rows[:, None] & columns)[..., None]
-        return jnp.where(cut, x[::-1], x), 1 - cut.mean()
+        cut = rows[:, None] & columns
+
+        def with_rectangle(a):
+            return jnp.where(cut.reshape(*cut.shape, *(1,) * (a.ndim - 3)), a[::-1], a)
+
+        def of_target(a, other):
+            return with_rectangle(a) if is_image(a.shape[1:], cut.shape) else other
+
+        both = (
+            jax.tree.map(of_target, target, others)
+            for others in (target, jax.tree.map(lambda a: a[::-1], target))
+        )
+        return with_rectangle(x), *both, 1 - cut.mean()
 
     return of_mixtures(mix, model, loss, metrics, preprocess, augment)
 
 
 def of_mixtures(mix, model, loss, metrics, preprocess, augment):
-    """Train on `mix(key, x) -> (x, share)`, which mixes each example with its counterpart in the
-    reversed batch; `share` is the weight of the example itself in the loss."""
+    """Train on `mix(key, x, target) -> (x, target, other target, share)`, which mixes each example
+    with its counterpart in the reversed batch; `share` is the weight of the first target in the
+    loss."""
     plain = supervised(model, loss, metrics, preprocess, augment)
 
     def objective(params, state, batch, key, train):
@@ -123,10 +144,10 @@ def of_mixtures(mix, model, loss, metrics, preprocess, augment):
             return plain(params, state, batch, key, train)
         x, target = pair_of(batch)
         augment_key, model_key, mix_key = jax.random.split(key, 3)
-        x, share = mix(mix_key, inputs(preprocess, augment, augment_key, x))
+        pair = inputs(preprocess, augment, augment_key, x, target)
+        x, target, other, share = mix(mix_key, *pair)
         output, state = model.apply(params, state, x, train=True, key=model_key)
-        mirrored = jax.tree.map(lambda a: a[::-1], target)
-        both = [of_examples("loss", loss, output, each) for each in (target, mirrored)]
+        both = [of_examples("loss", loss, output, each) for each in (target, other)]
         losses, terms = summed(jax.tree.map(partial(mixed, share), *both, is_leaf=is_weighted))
         return losses, state, metrics_per_example(metrics, output, target, terms)
 
@@ -139,7 +160,8 @@ def denoising(model, loss, metrics, preprocess, augment, noise: NonNegative = 0.
 
     def objective(params, state, batch, key, train):
         augment_key, noise_key, model_key = jax.random.split(key, 3)
-        clean = inputs(preprocess, augment if train else (), augment_key, x_of(batch))
+        augmentation = augment if train else ()
+        clean, _ = inputs(preprocess, augmentation, augment_key, x_of(batch), None)
         noisy = clean + noise * jax.random.normal(noise_key, clean.shape, clean.dtype)
         output, state = model.apply(params, state, noisy, train=train, key=model_key)
         if output.size != clean.size:
@@ -168,22 +190,64 @@ def x_of(batch):
     return batch[0] if isinstance(batch, tuple | list) else batch
 
 
-def inputs(preprocess, augment, key, x):
-    """A batch of raw inputs, preprocessed and augmented example by example. Augmentations with the
-    attribute `of_raw`, such as changes of colours, come before preprocessing. Augmentations with
+def preprocessed(preprocess, x):
+    """A batch of raw inputs, preprocessed example by example, as in an evaluation."""
+    for fn in preprocess:
+        x = jax.vmap(fn)(x)
+    return x
+
+
+def inputs(preprocess, augment, key, x, target):
+    """(x, target) of a batch with the raw inputs preprocessed and augmented example by example, and
+    the targets augmented with them; None for a target that is not used. Augmentations with the
+    attribute `of_raw`, such as changes of colours, come before preprocessing. Those with
     `by_epoch` have been applied before: see `with_epochs` of training/update.py."""
     batch_size = len(jax.tree.leaves(x)[0])
 
-    def augmented(x, of_raw):
+    def all_augmented(x, target, of_raw):
         for i, fn in enumerate(augment):
             if not is_marked(fn, "by_epoch") and is_marked(fn, "of_raw") == of_raw:
-                x = jax.vmap(fn)(jax.random.split(jax.random.fold_in(key, i), batch_size), x)
-        return x
+                keys = jax.random.split(jax.random.fold_in(key, i), batch_size)
+                x, target = augmented(fn, keys, x, target)
+        return x, target
 
-    x = augmented(x, of_raw=True)
-    for fn in preprocess:
-        x = jax.vmap(fn)(x)
-    return augmented(x, of_raw=False)
+    x, target = all_augmented(x, target, of_raw=True)
+    return all_augmented(preprocessed(preprocess, x), target, of_raw=False)
+
+
+def augmented(fn, keys, x, target):
+    """(x, target) of a batch after an augmentation of every example. `keys` are the random keys, or
+    the number of the epoch."""
+    axis = 0 if jnp.ndim(keys) else None
+    if target is not None and "target" in parameters_of(fn):
+        return jax.vmap(fn, (axis, 0, 0))(keys, x, target)
+    size = x.shape[1:3] if getattr(x, "ndim", None) == 4 and not is_marked(fn, "of_values") else ()
+    if size and any(is_image(leaf.shape[1:], size) for leaf in jax.tree.leaves(target)):
+        name = getattr(getattr(fn, "func", fn), "__name__", type(fn).__name__)
+        raise UserError(
+            f"augment: {name} gets the image alone, and the target is an image, too; if it moves "
+            f"pixels, let it take (key, x, target) and return (x, target), else mark it: "
+            f"{name}.of_values = True"
+        )
+    return jax.vmap(fn, (axis, 0))(keys, x), target
+
+
+def is_image(shape, size):
+    """Whether an array of a target belongs to an image of this (height, width) pixel by pixel. An
+    image of another size, or with other axes first, is an error, since it cannot be augmented."""
+    if shape[:2] != tuple(size) and looks_like_image(shape, size):
+        raise UserError(
+            f"data: the target {list(shape)} looks like an image, but its first axes are not "
+            f"the height and width of the input, {size[0]} and {size[1]}; make it such an image, "
+            "or write an augmentation that takes (key, x, target)"
+        )
+    return shape[:2] == tuple(size)
+
+
+def looks_like_image(shape, size):
+    """Whether two axes in a row have the ratio of (height, width)."""
+    height, width = size
+    return any(a > 1 and a * width == b * height for a, b in pairwise(shape))
 
 
 def is_marked(fn, attribute):
@@ -192,17 +256,21 @@ def is_marked(fn, attribute):
 
 
 def augmented_by_epoch(augment, epoch, batch):
-    """A batch whose raw inputs went through the functions fn(epoch, x), which have the attribute
-    `by_epoch`."""
+    """A batch whose raw inputs went through the functions with the attribute `by_epoch`, which get
+    the number of the epoch instead of a key."""
+    x, *rest = batch if isinstance(batch, tuple | list) else (batch,)
+    target = rest[0] if len(rest) == 1 else None
     for fn in augment:
         if is_marked(fn, "by_epoch"):
-            batch = (jax.vmap(partial(fn, epoch))(batch[0]), *batch[1:])
-    return batch
+            x, target = augmented(fn, epoch, x, target)
+    if not isinstance(batch, tuple | list):
+        return x
+    return (x, target) if len(rest) == 1 else (x, *rest)
 
 
 def outputs(model, preprocess, params, state, x):
     """The model's outputs for a batch of raw inputs, as in an evaluation."""
-    return model.apply(params, state, inputs(preprocess, (), None, x), train=False, key=None)[0]
+    return model.apply(params, state, preprocessed(preprocess, x), train=False, key=None)[0]
 
 
 def scored(loss, metrics, output, target):
@@ -241,10 +309,12 @@ def metrics_per_example(metrics, output, target, terms):
 def of_examples(part, function, output, target):
     """A loss or a metric of each example; a note on an error says which one failed."""
     try:
-        return jax.vmap(function)(output, target)
+        values = jax.vmap(function)(output, target)
     except Exception as error:
         error.add_note(OF_PART + part)
         raise
+    check_value(part, values)
+    return values
 
 
 def means_of(values):

@@ -20,7 +20,7 @@ from data_loader.loader import first_inputs
 from data_loader.nest import check_integers
 from ranges import Positive, checked, is_traced, require
 from training.base import Preprocessed
-from training.objective import inputs
+from training.objective import preprocessed
 from training.options import LoaderOptions
 from utils import UserError
 
@@ -207,7 +207,7 @@ def fitted(preprocess, dataset, options=None, limit=None):
     done = []
     for fn in preprocess:
         if unfitted(fn):
-            compute = jax.jit(lambda x, before=tuple(done): inputs(before, (), None, x))
+            compute = jax.jit(lambda x, before=tuple(done): preprocessed(before, x))
 
             def prepare(x, compute=compute):
                 check_integers(x, bits=64 if jax.config.jax_enable_x64 else 32)

@@ -2,6 +2,7 @@
 the shape check, training, `--evaluate`, `--watch` and the export."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import wraps
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from training.options import (
 )
 from training.run import Reader
 from training.transforms import NO_STEP, check_rate, kind_of
-from training.update import with_epochs
+from training.update import gradient_update, with_epochs
 from utils import UserError, made_by, parameters_of
 
 # What the factory of an objective takes, and the function that it returns.
@@ -102,10 +103,9 @@ class Recipe(NamedTuple):
             return examples
         batch = augmented_by_epoch(self.augment, 0, batch)
         key = jax.random.fold_in(jax.random.key(self.seed), 0)
-        x = jax.device_get(
-            jax.jit(lambda x: inputs(self.preprocess, self.augment, key, x))(batch[0])
-        )
-        return [jax.tree.map(lambda a, i=i: a[i], (x, batch[1])) for i in range(len(examples))]
+        augmented = jax.jit(lambda pair: inputs(self.preprocess, self.augment, key, *pair))
+        pair = jax.device_get(augmented(tuple(batch)))
+        return [jax.tree.map(lambda a, i=i: a[i], pair) for i in range(len(examples))]
 
 
 def compose(parts, plan):
@@ -131,10 +131,12 @@ def compose(parts, plan):
     objective = made_by("objective", parts.objective, *given)
     if not isinstance(objective, Objective):
         objective = Objective(objective, getattr(objective, "finish", unchanged))
-    masked = ("mask",) if objective.takes_mask else ()
-    check_takes("objective: its function", objective.apply, (*OBJECTIVE_TAKES, *masked))
+    check_takes("objective: its function", objective.apply, OBJECTIVE_TAKES, objective.declared)
     make_update = configured(parts.update, objective, parts.optimizer, training, parts.augment)
     rates = rates_of_replicas(parts, numbers) if "learning_rate" in metric_plan.needs else {}
+    if rates and parts.optimizer_rates and not uses_optimizer(parts.update, objective, model):
+        unused = parts.optimizer_rates
+        rates = {name: rate for name, rate in rates.items() if name.split("/")[0] not in unused}
     seeds = vary.get("seed") or ([seed] * replicas if vary else range(seed, seed + replicas))
     return Recipe(
         model=parts.model,
@@ -166,6 +168,26 @@ def rates_of_replicas(parts, numbers):
     return {f"{name}/{r}": rate for r, named in enumerate(rates) for name, rate in named.items()}
 
 
+def uses_optimizer(update, objective, model):
+    """Whether an update takes its steps with the optimizer that it is given, whose state is then a
+    part of its own, and not only with others that it brings along."""
+    if getattr(update, "func", update) is gradient_update:
+        return True
+    used = []
+
+    def init(params):
+        used.append(True)
+        return {}
+
+    def first_state(key):
+        return update(objective, Optimizer(init, init)).init(model.init(key)[0])
+
+    with suppress(Exception):  # which is explained when the step is traced
+        jax.eval_shape(first_state, jax.random.key(0))
+        return bool(used)
+    return True
+
+
 def configured(update, objective, optimizer, training, augment):
     """make_update(unroll, steps), with the training options that the update takes. An option that
     is set although the update does not take it is an error."""
@@ -181,8 +203,19 @@ def configured(update, objective, optimizer, training, augment):
     def make_update(unroll, steps=1):
         given = {"accumulate": training.accumulate, "ema": training.ema, "unroll": unroll}
         given = {name: value for name, value in given.items() if name in accepted}
-        made = made_by("update", update, objective, optimizer, **given)
-        return with_epochs(checked_update(made), augment, steps)
+
+        def made(objective):
+            return checked_update(made_by("update", update, objective, optimizer, **given))
+
+        first = made(objective)
+
+        @wraps(first.step)
+        def step(ts, batch, valid):
+            return made(objective._replace(step=ts.step)).step(ts, batch, valid)
+
+        if "step" in objective.declared:
+            return with_epochs(first._replace(step=step), augment, steps)
+        return with_epochs(first, augment, steps)
 
     return make_update
 

@@ -139,7 +139,7 @@ class Trainer:
                 made[key] = self.replicas.start(empty), carry
             self.empty_tallies[name], carry = made[key]
             if name in compile_now and not self.replicas.stacked:
-                consts = (*self.weight_specs, np.int32(0), self.lane_numbers[0])
+                consts = (*self.weight_specs, np.int32(0), np.int32(0), self.lane_numbers[0])
                 self.evaluation_programs[name].begin(consts, carry, *feed.specs())
 
     def suits(self, sets):
@@ -253,11 +253,12 @@ class Trainer:
         """The (params, state) of each lane that are evaluated."""
         return [ts.evaluated() for ts in self.states]
 
-    def evaluate(self, name, count=2**30, stopped=lambda: False, weights=None, epoch=0):
+    def evaluate(self, name, count=2**30, stopped=lambda: False, weights=None, epoch=0, step=0):
         """The tally of a whole set by each replica, with `weights` (of each lane) or the current
-        weights; None if `stopped` returns True between two calls of `count` batches. The randomness
-        of a batch depends on the set, the epoch and the batch alone."""
-        consts, before, taken = self.with_epoch(weights or self.weights(), epoch), None, 1
+        weights, which were trained for so many steps; None if `stopped` returns True between two
+        calls of `count` batches. The randomness of a batch depends on the set, the epoch and the
+        batch alone."""
+        consts, before, taken = self.at(epoch, step, weights or self.weights()), None, 1
         self.feeds[name].begin(epoch=1)
         tallies = [self.empty_tallies[name]() for _ in range(self.replicas.lanes)]
         while taken:
@@ -273,15 +274,16 @@ class Trainer:
         """Evaluate one batch of a set, so that an error is found before hours of training."""
         self.feeds[name].begin(epoch=1)
         tallies = [self.empty_tallies[name]() for _ in range(self.replicas.lanes)]
-        consts = self.with_epoch(self.weights(), 0)
+        consts = self.at(0, 0, self.weights())
         advance(self.feeds[name], self.evaluation_programs[name], consts, tallies, 1)
         return self.read(tallies)
 
-    def with_epoch(self, weights, epoch):
-        """What is constant in an evaluation, for each lane: (params, state, epoch, numbers)."""
-        stacked = self.replicas.stacked
-        epoch = np.full(len(self.replicas.seeds), epoch, np.int32) if stacked else np.int32(epoch)
-        return [(*lane, epoch, own) for lane, own in zip(weights, self.lane_numbers, strict=True)]
+    def at(self, epoch, step, weights):
+        """What is constant in an evaluation, for each lane: (params, state, epoch, step,
+        numbers)."""
+        shape = len(self.replicas.seeds) if self.replicas.stacked else ()
+        when = np.full(shape, epoch, np.int32), np.full(shape, step, np.int32)
+        return [(*lane, *when, own) for lane, own in zip(weights, self.lane_numbers, strict=True)]
 
     def close(self):
         """End the threads that read ahead, and those that compile."""
@@ -314,16 +316,16 @@ def train_functions(recipe, unroll, steps=1):
 
 def evaluation_functions(recipe, name):
     """(step, report), the functions of the program that evaluates a set. The constants are (params,
-    state, epoch, numbers), the carry is the tally. The random key is a function of the set, the
-    epoch and the number of examples before the batch."""
+    state, epoch, step, numbers), the carry is the tally. The random key is a function of the set,
+    the epoch and the number of examples before the batch."""
     set_key = zlib.crc32(name.encode())
 
     def step(consts, seen, batch, valid):
-        *weights, epoch, numbers = consts
+        *weights, epoch, trained, numbers = consts
         key = jax.random.fold_in(jax.random.key(set_key), epoch)
         key = jax.random.fold_in(key, seen["examples"])
         mask = genuine(batch, valid)
-        objective = recipe.with_numbers(numbers).objective
+        objective = recipe.with_numbers(numbers).objective._replace(step=trained)
         losses, _, metrics = objective(*weights, batch, key, False, mask)
         return tally.merged(seen, tally.of_batch(seen, {**metrics, "loss": losses}, mask))
 

@@ -1,5 +1,6 @@
 """Build the parts of a run from a config; all problems are collected and raised at once."""
 
+import math
 import re
 from functools import partial
 from types import SimpleNamespace
@@ -116,7 +117,7 @@ class Builder:
         self.check_optimizer(built.optimizer)
         vary.check(self.nodes, built.training)
         built.vary, built.rebuild = self.nodes.varied, partial(vary.rebuild, self)
-        built.rates = self.rates(built.schedule)
+        built.rates, built.optimizer_rates = self.rates(built.schedule)
         built.facts, built.config = self.nodes.facts, self.resolved()
         built.beyond = [f"{self.source}: {line}" for line in explained_once(self.nodes.beyond)]
         return built
@@ -294,11 +295,13 @@ class Builder:
             self.nodes.problem("optimizer", NO_STEP)
 
     def rates(self, schedule):
-        """{name: a learning rate, as a number or as a function of the step}."""
-        rates = dict(zip(self.nodes.names_of_rates(), self.nodes.rates.values(), strict=True))
-        if schedule:
-            rates = {k: lambda step, rate=rate: rate * schedule(step) for k, rate in rates.items()}
-        return rates
+        """({name: a learning rate, as a number or a function of the step}, the names of those in
+        `optimizer`)."""
+        names, rates = self.nodes.names_of_rates(), self.nodes.rates.values()
+        scheduled = [schedule] if schedule else []
+        rates = {k: product([*rate, *scheduled]) for k, rate in zip(names, rates, strict=True)}
+        in_update = [path.startswith("update.") for path in self.nodes.rates]
+        return rates, [name for name, own in zip(names, in_update, strict=True) if not own]
 
     def resolved(self):
         """The config with all defaults, from which the run can be repeated.
@@ -316,3 +319,10 @@ class Builder:
         if isinstance(value, dict):
             return {key: self.filled(f"{path}.{key}", item) for key, item in value.items()}
         return value
+
+
+def product(factors):
+    """The product of numbers and functions of the step: a number, or such a function."""
+    if not any(map(callable, factors)):
+        return math.prod(factors)
+    return lambda step: math.prod(f(step) if callable(f) else f for f in factors)

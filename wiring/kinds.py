@@ -51,7 +51,7 @@ KINDS = {
             "augment",
             ("training.augment",),
             "training.base:Augmented",
-            "a function (key, x) -> x of one example",
+            "a function (key, x) -> x, or (key, x, target) -> (x, target), of one example",
             f"{OWN}#preprocessing-and-augmentation",
             given=2,
         ),

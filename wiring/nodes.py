@@ -17,6 +17,8 @@ from wiring.values import UNTRUSTED, Misfit, beyond, convert, without_range
 SAME = {"lr": "learning_rate", "learning_rate": "lr"}  # {argument: its name in other libraries}
 # Transformations of Optax that are for gradients, and not for updates.
 OPTAX_GRADIENTS = ("optax.add_decayed_weights", "optax.clip", "optax.clip_by_global_norm")
+# {part that multiplies the updates of another optimizer: the argument that it multiplies by}
+MULTIPLIES = {"scaled": "rate", "scheduled": "schedule"}
 # Keys that a node of a kind may have besides name and args.
 EXTRA_KEYS = {"metrics": ("mode", "freq", "phase")}
 
@@ -45,7 +47,7 @@ class Nodes:
         self.beyond = []  # what an untrusted config would do outside of its run, one line each
         self.resolved = {}  # {path: the node with its defaults}
         self.stepping = set()  # paths of the optimizers that take steps, with a learning rate
-        self.rates = {}  # {path: learning rate}
+        self.rates = {}  # {path: the factors of a learning rate: numbers, functions of the step}
         self.stepped_by = "optimizer"  # the argument of the update that gets `optimizer`
         self.vary = {}  # training.vary: {path of a number: its value in each replica}
         self.varied = {}  # the same values, converted to the types of their arguments
@@ -170,6 +172,11 @@ class Nodes:
             self.check_order(members, path)
             built = chain(*members)
             stepping = any(f"{path}.{i}" in self.stepping for i in range(len(node)))
+            for i in range(len(node)):
+                member = self.resolved[f"{path}.{i}"]
+                if member["name"] == "optax.scale":
+                    within = [f"{path}.{earlier}" for earlier in range(i)]
+                    self.multiply_rates(member["args"]["step_size"], *within)
         else:
             built = self.named_part("optimizer", node, path)
             stepping = path in self.stepping
@@ -200,17 +207,25 @@ class Nodes:
         make = partial(self.call, factory, path=f"{path}.args", kind="optimizer")
         if any(parts.holds_kind(p.annotation, "optimizer") for p in accepted.values()):
             self.stepping.add(path)  # the optimizers inside already have the schedule
+            if factor := MULTIPLIES.get(self.resolved[path]["name"]):
+                self.multiply_rates(values[factor], f"{path}.args")
             return make(values)
         name = next((name for name in ("lr", "learning_rate") if name in accepted), None)
         rate = values.get(name, accepted[name].default) if name else None
         if not isinstance(rate, int | float) and not is_traced(rate):
             return make(values)
         self.stepping.add(path)
-        self.rates[path] = rate
+        self.rates[path] = [rate]
         may_vary = name == "learning_rate" and without_range(accepted[name].annotation) is not float
         if self.schedule and may_vary:
             return make(values | {name: lambda step: rate * self.schedule(step)})
         return self.with_schedule(make(values))
+
+    def multiply_rates(self, factor, *within):
+        """Multiply the logged learning rates of the optimizers at or below these paths."""
+        for path, factors in self.rates.items():
+            if any(f"{path}.".startswith(f"{each}.") for each in within):
+                factors.append(factor)
 
     def with_schedule(self, optimizer):
         """The optimizer with its updates multiplied by the schedule, if there is one."""

@@ -156,15 +156,14 @@ def section_options(location):
     return getattr(importlib.import_module(PACKAGE + module), name)
 
 
-# Arguments of an update that `fit` passes from the training section.
-GIVEN_BY_TRAINING = ("accumulate", "ema", "unroll")
+# {kind: the arguments that training passes to its parts}
+GIVEN = {"update": ("accumulate", "ema", "unroll"), "augment": ("target",)}
 
 
 def config_arguments(kind, function):
     """{name: Parameter} of the arguments that a config can give to a part of this kind."""
     accepted = arguments(function, KINDS[kind].given)
-    hidden = GIVEN_BY_TRAINING if kind == "update" else ()
-    return {name: p for name, p in accepted.items() if name not in hidden}
+    return {name: p for name, p in accepted.items() if name not in GIVEN.get(kind, ())}
 
 
 def arguments(function, given=0):

@@ -72,4 +72,5 @@ def rebuild(builder, parts, inputs):
     made["schedule"] = new.nodes.schedule = new.part("schedule")
     made |= {kind: new.part(kind) for kind in REBUILT}
     new.raise_problems()
-    return SimpleNamespace(**vars(parts) | made | {"rates": new.rates(made["schedule"])})
+    made["rates"], made["optimizer_rates"] = new.rates(made["schedule"])
+    return SimpleNamespace(**vars(parts) | made)

@@ -28,6 +28,7 @@ from training.augment import (
 from training.augment.geometry import crop_box, resized_crop
 from training.augment.policies import Reach, change
 from training.fit import fit
+from training.objective import cutmix, supervised
 from training.optimizers import sgd
 from utils import UserError
 
@@ -85,6 +86,97 @@ def test_a_crop_may_be_filled_with_the_mirror_image():
         padded[top : top + 10, left : left + 12].tobytes() for top in range(5) for left in range(5)
     }
     assert {v.tobytes() for v in views(random_crop, padding=2, fill="mirror")} == windows
+
+
+ROWS, COLUMNS = np.indices((10, 12))
+BYTES = np.random.default_rng(3).integers(0, 256, (10, 12, 3)).astype(np.uint8)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        random_flip,
+        partial(random_crop, padding=2, target_fill=-1),
+        partial(random_crop, padding=2, fill="mirror"),
+        random_resized_crop,
+        partial(random_affine, rotation=30.0, target_fill=-1),
+        partial(rand_augment, count=1, target_fill=-1),
+        partial(trivial_augment, target_fill=-1),
+    ],
+)
+def test_every_image_in_a_target_moves_with_the_image(fn):
+    """A mask of whole numbers says from which pixel each one comes; floats say the exact place."""
+    target = {
+        "mask": (100 * ROWS + COLUMNS).astype(np.int16),
+        "place": np.stack([ROWS, COLUMNS], -1).astype(np.float32),
+        "weight": np.ones((10, 12), np.float32),
+        "copy": BYTES.astype(np.float32),
+        "inside": np.ones((10, 12), bool),
+        "label": np.int32(3),
+    }
+    out, moved = jax.jit(jax.vmap(fn, (0, None, None)))(KEYS[:150], BYTES, target)
+    for name, leaf in target.items():
+        assert moved[name].dtype == leaf.dtype and moved[name].shape == (150, *leaf.shape)
+    moved = jax.tree.map(np.asarray, moved)
+    unmoved = (moved["mask"] == target["mask"]).all((1, 2))  # or only its colours have changed
+    assert 30 < (~unmoved).sum() < 150 or unmoved.sum() == 0
+    # The image may be rounded to bytes.
+    np.testing.assert_allclose(out[~unmoved], moved["copy"][~unmoved], atol=0.51)
+    whole, gap = moved["weight"] > 0.9999, moved["weight"] == 0
+    nearest = np.stack([moved["mask"] // 100, moved["mask"] % 100], -1)
+    assert (np.abs(nearest - moved["place"])[whole] < 0.501).all()
+    assert moved["inside"][whole].all() and not moved["inside"][gap].any()
+    assert (moved["mask"][gap] == -1).all()
+    assert (moved["label"] == 3).all()
+
+
+def turned(key, x, target):
+    """An augmentation of one's own, of the pair."""
+    return jnp.rot90(x), jnp.rot90(target)
+
+
+@pytest.mark.parametrize("objective", [supervised, cutmix])
+def test_a_run_augments_its_images_together_with_their_masks(objective):
+    """The loss is 0 only if each mask is still the first channel of its image."""
+    x = np.random.default_rng(0).integers(0, 256, (32, 6, 6, 3)).astype(np.uint8)
+    augment = [alternating_flip, partial(random_crop, padding=2), random_flip, turned]
+    settings = {"optimizer": sgd(0.1), "objective": objective, "augment": augment}
+    settings |= {"loss": lambda output, mask: jnp.square(output - mask).mean()}
+
+    def apply(params, state, x, *, train=False, key=None):
+        return x[..., 0] + params["zero"], state
+
+    model = Model(lambda key: ({"zero": jnp.zeros(())}, {}), apply)
+    mask = x[..., 0].astype(np.int32)
+    run = fit(model, (x, mask), epochs=2, batch_size=8, metrics=[], **settings)
+    assert [row["train_loss"] for row in run.history] == [0, 0]
+
+
+def unmarked(key, x):
+    return x + 1
+
+
+@pytest.mark.parametrize(
+    ("target", "settings", "message"),
+    [
+        ((8, 6), {"augment": [unmarked]}, r"unmarked gets the image alone.*unmarked.of_values = T"),
+        ((4, 3), {"augment": [random_crop]}, r"target \[4, 3\] looks like an image.*, 8 and 6;"),
+        ((1, 8, 6), {"augment": [alternating_flip]}, r"target \[1, 8, 6\] looks like an image"),
+        ((8, 6), {"objective": partial(supervised, views="flipped")}, "outputs that are images"),
+    ],
+)
+def test_what_cannot_be_moved_together_is_refused(target, settings, message):
+    def apply(params, state, x, *, train=False, key=None):
+        return x[..., 0] * params["w"], state
+
+    model = Model(lambda key: ({"w": jnp.ones(())}, {}), apply)
+    data = np.zeros((16, 8, 6, 3), np.float32), np.zeros((16, *target), np.float32)
+    with pytest.raises(UserError, match=message):
+        fit(model, data, data, optimizer=sgd(0.1), loss=mean_output, **settings)
+
+
+def mean_output(output, target):
+    return output.mean()
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "bool"])

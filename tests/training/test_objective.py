@@ -1,5 +1,6 @@
 """The objectives, by their properties."""
 
+import json
 from functools import partial
 
 import jax
@@ -10,10 +11,13 @@ import pytest
 from model.base import Model
 from model.mlp import mlp
 from model.tabular import tabular
+from training.fit import evaluate, fit
 from training.loss import cross_entropy, mse
 from training.metrics import perplexity, rmse
 from training.objective import cutmix, denoising, mixup, supervised, with_precision
+from training.optimizers import sgd
 from training.preprocess import to_unit
+from training.update import gradient_update
 from utils import UserError
 
 KEY = jax.random.key(0)
@@ -218,3 +222,60 @@ def test_denoising_targets_the_clean_input():
 def test_an_argument_out_of_range_is_an_error(factory, args):
     with pytest.raises(ValueError, match=f"^{next(iter(args))}: "):
         factory(None, mse, {}, (), (), **args)
+
+
+def warmed_up(model, loss, metrics, preprocess, augment):
+    """An objective that sees the step, and measures it."""
+    plain = supervised(model, loss, metrics, preprocess, augment)
+
+    def objective(params, state, batch, key, train, *, step):
+        losses, state, values = plain(params, state, batch, key, train)
+        return jnp.minimum(step / 9, 1) * losses, state, values | {"step": 0 * losses + step}
+
+    return objective
+
+
+def own_update(objective, optimizer, *, accumulate=1):
+    """An update that knows nothing of the step that its objective sees."""
+    return gradient_update(objective, optimizer, accumulate=accumulate)
+
+
+def test_an_objective_may_see_how_many_steps_were_trained(tmp_path):
+    """In training, in evaluations of every kind, and in microbatches."""
+    x = np.random.default_rng(0).normal(size=(48, 4)).astype(np.float32)
+    data, model = (x, (x[:, 0] > 0).astype(np.int32)), mlp((4,), 2, dims=(3,))
+    settings = {"optimizer": sgd(0.1), "objective": warmed_up, "update": own_update}
+    settings |= {"epochs": 3, "batch_size": 8, "accumulate": 2, "metrics": [], "test_at": "end"}
+    settings |= {"folder": tmp_path, "eval_initial": True}
+    settings |= {"checkpoint": {"monitor": "val_step", "mode": "min"}}
+    run = fit(model, data, data, data, **settings)
+    assert [row["train_step"] for row in run.history] == [2.5, 8.5, 14.5]
+    assert [row["val_step"] for row in run.history] == [6, 12, 18]
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["val_step"] for row in rows if row.get("initial")] == [0]
+    assert [row["test_step"] for row in rows if row.get("final")] == [6]  # of the best checkpoint
+
+    arguments = {"model": model, "params": run.params, "state": run.state, "data": data}
+    arguments |= {"objective": warmed_up, "metrics": []}
+    assert evaluate(**arguments, step=7)["step"] == 7
+    with pytest.raises(UserError, match=r"^step: the objective needs it; .* step=run.step"):
+        evaluate(**arguments)
+
+
+def test_whole_numbers_in_the_state_must_not_count_microbatches():
+    def counting(count):
+        def apply(params, state, x, *, train=False, key=None):
+            state = state | {"calls": state["calls"] + 1, "count": count(state["count"])}
+            return x @ params["w"] + state["table"][0], state
+
+        state = {"calls": jnp.zeros(()), "count": jnp.int32(0), "table": jnp.arange(3)}
+        return Model(lambda key: ({"w": jnp.ones((4, 2))}, state), apply)
+
+    data = np.ones((16, 4), np.float32), np.zeros(16, np.int32)
+    settings = {"optimizer": sgd(0.1), "epochs": 1, "batch_size": 8, "accumulate": 2}
+    with pytest.raises(UserError, match=r"^training.accumulate: state/count holds whole num"):
+        fit(counting(lambda count: count + 1), data, **settings)
+    run = fit(counting(lambda count: count), data, **settings)
+    assert run.state["calls"] == 4
+    once = fit(counting(lambda count: count + 1), data, **settings | {"accumulate": 1})
+    assert once.state["count"] == 2

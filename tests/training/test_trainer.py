@@ -101,7 +101,7 @@ def test_several_seeds_in_half_precision_are_one_program_for_a_gpu(apart):
         trainer.begin(1)
         trainer.feeds["test"].begin(1)
         training = trainer.program, trainer.lane_numbers[0], trainer.states[0]
-        consts, tallies = trainer.with_epoch(trainer.weights(), 0), trainer.empty_tallies["test"]()
+        consts, tallies = trainer.at(0, 0, trainer.weights()), trainer.empty_tallies["test"]()
         evaluation = trainer.evaluation_programs["test"], consts[0], tallies
         for name, (program, *own) in {"train": training, "test": evaluation}.items():
             arguments = *own, *trainer.feeds[name].peek()

@@ -18,8 +18,11 @@ import pytest
 from data_loader.base import class_names
 from tests.processes import call, run
 from training.base import Optimizer
+from training.devices.sharding import Plan
 from training.optimizers import adamw
+from training.recipe import compose
 from training.schedules import cosine
+from training.transforms import chain
 from training.update import gradient_update
 from utils import UserError, named_leaves
 from wiring.build import build
@@ -240,6 +243,59 @@ def test_learning_rates_are_named_after_their_optimizers(valid, monkeypatch, cha
     assert list(rates) == names
     if "learning_rate_other" in names:
         assert [rate(0) for rate in rates.values()] == [0.2, 0.0001, 0.01]
+
+
+def test_a_logged_learning_rate_is_what_multiplies_the_update(valid):
+    """Of each group, whatever multiplies it: schedules, factors, and a chain of Optax."""
+
+    def sgd_at(lr):
+        return {"name": "sgd", "args": {"lr": lr}}
+
+    def by(name, optimizer, **args):
+        return {"name": name, "args": {"optimizer": optimizer, **args}}
+
+    later = {"name": "piecewise", "args": {"values": [0, 1], "boundary_steps": [2]}}
+    falls = {"name": "linear", "args": {"steps": 4}}
+    halved = by("scaled", by("scheduled", sgd_at(0.3), schedule=falls), rate=0.5)
+    scale = {"name": "optax.scale", "args": {"step_size": 0.25}}
+    nested = {"name": "groups", "args": {"rules": [[".*", sgd_at(0.5)]]}}
+    rules = [
+        ["a", by("scheduled", sgd_at(0.1), schedule=later)],
+        ["b", by("lookahead", halved)],
+        ["c", [nested, scale]],
+        ["d", sgd_at(0.7)],
+    ]
+    optimizer = {"name": "groups", "args": {"rules": rules}}
+    schedule = {"name": "piecewise", "args": {"values": [1, 0.5], "boundary_steps": [3]}}
+    parts = build(valid | {"optimizer": optimizer, "schedule": schedule}, "c")
+    params = {name: jnp.ones(()) for name in "abcd"}
+    state = parts.optimizer.init(params)
+    for step in range(4):
+        updates, state = parts.optimizer.update(params, state, params)
+        rates = [jnp.asarray(rate(step)) for rate in parts.rates.values()]
+        assert_close(rates, [-update for update in updates.values()])
+
+
+def with_its_own(objective, optimizer, *, own: Optimizer):
+    """An update that ignores the optimizer of the config."""
+    return gradient_update(objective, own)
+
+
+@pytest.mark.parametrize(
+    ("update", "names"),
+    [
+        (with_its_own, ["learning_rate_own"]),
+        (lambda objective, optimizer: gradient_update(objective, adamw(0.5)), []),
+        (lambda objective, own: gradient_update(objective, chain(own)), ["learning_rate_own"]),
+    ],
+)
+def test_the_rate_of_an_optimizer_that_the_update_does_not_use_is_not_logged(
+    valid, monkeypatch, update, names
+):
+    monkeypatch.setattr(optax, "for_test", update, raising=False)
+    args = {"own": "lion"} if update is with_its_own else {}
+    parts = build(valid | {"update": {"name": "optax.for_test", "args": args}}, "c")
+    assert list(compose(parts, Plan.on_paper(parts.mesh, None)).rates) == names
 
 
 def test_labels_name_the_same_metric_with_different_arguments(valid):

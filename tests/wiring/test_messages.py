@@ -251,7 +251,7 @@ def squares(model, loss, metrics, preprocess, augment):
     """An objective with a loss and a metric of its own."""
 
     def objective(params, state, batch, key, train):
-        x = inputs(preprocess, (), key, batch[0])
+        x, _ = inputs(preprocess, (), key, batch[0], None)
         output, state = model.apply(params, state, x, train=train, key=key)
         return (output**2).mean(-1), state, {"error": abs(output).max(-1)}
 

@@ -1,5 +1,6 @@
 """Random augmentations of one image, which keep its shape and dtype. Augmentations of colours work
-on the raw image, before preprocessing."""
+on the raw image, before preprocessing. Those that move pixels also move the target, if that is an
+image."""
 
 from training.augment.colors import color_jitter
 from training.augment.geometry import (

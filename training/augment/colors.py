@@ -37,7 +37,7 @@ def color_jitter(
     return as_image(turn_hue(levels, turn), x)
 
 
-color_jitter.of_raw = True
+color_jitter.of_raw = color_jitter.of_values = True
 
 
 def as_levels(name, x):

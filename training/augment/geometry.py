@@ -1,4 +1,9 @@
-"""Random augmentations of the geometry of one image (height, width, channels)."""
+"""Random augmentations of the geometry of one image (height, width, channels).
+
+With a target, they return (image, target). Every array of the target whose first axes are height
+and width, such as a mask, is moved like the image: interpolated if it holds floats, else with the
+nearest pixel. `target_fill` fills the gap in arrays of whole numbers, for example with the
+`ignore_label` of the loss; other arrays, such as weights of pixels, get zeros there."""
 
 import math
 from typing import Annotated, Literal
@@ -18,29 +23,41 @@ from ranges import (
     require,
 )
 from training.base import Augmented
+from training.objective import is_image
 
 Slant = Annotated[float, Range("at least 0 and below 90 degrees", minimum=0, exclusiveMaximum=90)]
 
 
 @checked
 def random_crop(
-    key, x, *, padding: Count = 4, fill: Literal["zeros", "mirror"] = "zeros"
+    key,
+    x,
+    target=None,
+    *,
+    padding: Count = 4,
+    fill: Literal["zeros", "mirror"] = "zeros",
+    target_fill: int = 0,
 ) -> Augmented:
-    """Shift the image by up to `padding` pixels in each direction; zeros fill the gap, or the
-    mirror image of what is beside it."""
-    height, width, channels = image_shape(x)
+    """Shift the image by up to `padding` pixels in each direction; zeros fill the gap (in a mask of
+    whole numbers `target_fill`), or the mirror image of what is beside it."""
+    image_shape(x)
     if fill == "zeros":
         check_stays(x, padding=padding)
     top, left = jax.random.randint(key, (2,), 0, 2 * padding + 1)
     modes = {"zeros": "constant", "mirror": "reflect"}
-    padded = jnp.pad(x, ((padding, padding), (padding, padding), (0, 0)), modes[fill])
-    return jax.lax.dynamic_slice(padded, (top, left, 0), (height, width, channels))
+
+    def crop(image, _whole):
+        padded = jnp.pad(image, ((padding, padding), (padding, padding), (0, 0)), modes[fill])
+        return jax.lax.dynamic_slice(padded, (top, left, 0), image.shape)
+
+    return of_both(crop, x, target, target_fill)
 
 
 @checked
 def random_resized_crop(
     key,
     x,
+    target=None,
     *,
     area: tuple[PositiveShare, PositiveShare] = (0.08, 1.0),
     aspect: tuple[Positive, Positive] = (0.75, 4 / 3),
@@ -50,17 +67,18 @@ def random_resized_crop(
     check_area(area)
     ascending_pair(aspect=aspect)
     height, width, _ = image_shape(x)
-    return resized_crop(x, *crop_box(key, height, width, area, aspect))
+    box = crop_box(key, height, width, area, aspect)
+    return of_both(lambda image, whole: resized_crop(image, *box, whole), x, target)
 
 
 @checked
-def random_flip(key, x, *, probability: Share = 0.5) -> Augmented:
+def random_flip(key, x, target=None, *, probability: Share = 0.5) -> Augmented:
     """Mirror the image left to right, with a probability."""
     image_shape(x)
-    return jnp.where(jax.random.bernoulli(key, probability), x[:, ::-1], x)
+    return flipped_where(jax.random.bernoulli(key, probability), x, target)
 
 
-def alternating_flip(epoch, x) -> Augmented:
+def alternating_flip(epoch, x, target=None) -> Augmented:
     """Mirror the image left to right in every second epoch: in the odd or in the even epochs, which
     a hash of the raw image decides. In two epochs the model sees every image and its mirror image,
     which `random_flip` leaves to chance (Jordan, 2024)."""
@@ -68,10 +86,15 @@ def alternating_flip(epoch, x) -> Augmented:
     raw = x.astype(jnp.uint8) if x.dtype == bool else x
     total = jax.lax.bitcast_convert_type(raw, jnp.uint8).astype(jnp.uint32).sum()
     half = total * jnp.uint32(0x9E3779B1) >> 31
-    return jnp.where((half + epoch) % 2 == 1, x[:, ::-1], x)
+    return flipped_where((half + epoch) % 2 == 1, x, target)
 
 
 alternating_flip.by_epoch = True
+
+
+def flipped_where(condition, x, target):
+    """The image, and its target if there is one, mirrored if the condition is true."""
+    return of_both(lambda a, _whole: jnp.where(condition, a[:, ::-1], a), x, target)
 
 
 @checked
@@ -100,18 +123,24 @@ def random_erase(
     return jnp.where(erased, jnp.zeros_like(x), x)
 
 
+random_erase.of_values = True
+
+
 @checked
 def random_affine(
     key,
     x,
+    target=None,
     *,
     rotation: NonNegative = 10.0,
     scale: tuple[Positive, Positive] = (0.9, 1.1),
     shear: Slant = 10.0,
     shift: NonNegative = 2.0,
+    target_fill: int = 0,
 ) -> Augmented:
     """Rotate by up to `rotation` degrees, shear by up to `shear` degrees, scale, and shift by up to
-    `shift` pixels. Zeros fill the parts from outside the image."""
+    `shift` pixels. Zeros fill the parts from outside the image, `target_fill` those of a mask of
+    whole numbers."""
     ascending_pair(scale=scale)
     image_shape(x)
     check_stays(x, shift=shift)
@@ -123,7 +152,36 @@ def random_affine(
     turned = jnp.array([[jnp.cos(turn), -jnp.sin(turn)], [jnp.sin(turn), jnp.cos(turn)]])
     sheared = jnp.array([[1.0, 0.0], [jnp.tan(slant), 1.0]])
     moved = shift * jax.random.uniform(shift_key, (2,), minval=-1.0)
-    return resampled(x, sheared @ turned / size, moved)
+    place = sheared @ turned / size, moved
+
+    def resample(image, whole):
+        return (nearest if whole else resampled)(image, *place)
+
+    return of_both(resample, x, target, target_fill)
+
+
+def of_both(change, x, target, fill=0):
+    """change(x, False) of an image; with a target, (it, the target after the same change)."""
+    changed = change(x, False)
+    return changed if target is None else (changed, of_target(change, x, target, fill))
+
+
+def of_target(change, x, target, fill=0):
+    """The target of x with every image in it changed by `change(image, whole)`; `whole` says that
+    it holds whole numbers, which must not be interpolated. The zeros that it puts into these become
+    `fill`."""
+
+    def of_leaf(leaf):
+        if not is_image(leaf.shape, x.shape[:2]):
+            return leaf
+        image = leaf.reshape(*x.shape[:2], -1)
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            return change(image, False).reshape(leaf.shape)
+        gap = 0 if leaf.dtype == bool else fill
+        # Unsigned numbers wrap around, and come back.
+        return (change(image - gap, True) + gap).astype(leaf.dtype).reshape(leaf.shape)
+
+    return jax.tree.map(of_leaf, target)
 
 
 def check_area(area):
@@ -168,15 +226,21 @@ def crop_box(key, height, width, area, aspect, tries=10):
     return top, left, box[0], box[1]
 
 
-def resized_crop(x, top, left, rows, columns):
-    """A part of the image, enlarged bilinearly to the image's size."""
+def resized_crop(x, top, left, rows, columns, to_nearest=False):
+    """A part of the image, enlarged to the image's size: bilinearly, or to the nearest pixels."""
 
-    def weights(start, count, size):  # (pixels of the result, pixels of x), along one axis
+    def places(start, count, size):  # of the pixels of the result in x, along one axis
         position = start + (jnp.arange(size) + 0.5) * (count / size) - 0.5
-        position = jnp.clip(position, start, start + count - 1)
-        return jnp.maximum(0, 1 - jnp.abs(position[:, None] - jnp.arange(size)))
+        return jnp.clip(position, start, start + count - 1)
 
-    down, right = weights(top, rows, x.shape[0]), weights(left, columns, x.shape[1])
+    def weights(position):  # (pixels of the result, pixels of x)
+        return jnp.maximum(0, 1 - jnp.abs(position[:, None] - jnp.arange(len(position))))
+
+    down, right = places(top, rows, x.shape[0]), places(left, columns, x.shape[1])
+    if to_nearest:
+        down, right = (jnp.floor(position + 0.5).astype(int) for position in (down, right))
+        return x[down[:, None], right]
+    down, right = weights(down), weights(right)
     y = jnp.einsum("ir,rcd->icd", down, x.astype(jnp.float32), precision="highest")
     return rounded_to(x.dtype, jnp.einsum("jc,icd->ijd", right, y, precision="highest"))
 

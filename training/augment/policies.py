@@ -20,7 +20,7 @@ from training.augment.colors import (
     posterize,
     solarize,
 )
-from training.augment.geometry import nearest
+from training.augment.geometry import nearest, of_target
 from training.base import Augmented
 
 BINS = 30  # strengths are 0 to 30
@@ -38,35 +38,43 @@ class Reach(NamedTuple):
 
 
 @checked
-def rand_augment(key, x, *, count: Count = 2, magnitude: Strength = 9) -> Augmented:
+def rand_augment(
+    key, x, target=None, *, count: Count = 2, magnitude: Strength = 9, target_fill: int = 0
+) -> Augmented:
     """`count` random changes of geometry or colours, all of one magnitude (RandAugment, Cubuk et
-    al., 2019). It works on the raw image: bytes, or floats in [0, 1]."""
+    al., 2019). It works on the raw image: bytes, or floats in [0, 1]. `target_fill` fills the gaps
+    in a mask of whole numbers."""
     levels = as_levels("rand_augment", x)
     shift = tuple(150 / 331 * size for size in x.shape[:2])
     reach = Reach(shear=0.3, shift=shift, degrees=30, factor=0.9, bits=4)
     for change_key in jax.random.split(key, count):
-        levels = changed(change_key, levels, magnitude / BINS, reach)
-    return as_image(levels, x)
+        levels, target = changed(change_key, levels, target, magnitude / BINS, reach, target_fill)
+    return as_image(levels, x) if target is None else (as_image(levels, x), target)
 
 
-def trivial_augment(key, x) -> Augmented:
+def trivial_augment(key, x, target=None, *, target_fill: int = 0) -> Augmented:
     """One random change of geometry or colours, of a random magnitude (TrivialAugment, Müller and
-    Hutter, 2021, wide ranges). It works on the raw image: bytes, or floats in [0, 1]."""
+    Hutter, 2021, wide ranges). It works on the raw image: bytes, or floats in [0, 1]. `target_fill`
+    fills the gaps in a mask of whole numbers."""
     levels = as_levels("trivial_augment", x)
     strength_key, key = jax.random.split(key)
     reach = Reach(shear=0.99, shift=(32, 32), degrees=135, factor=0.99, bits=6)
     strength = jax.random.randint(strength_key, (), 0, BINS + 1) / BINS
-    return as_image(changed(key, levels, strength, reach), x)
+    levels, target = changed(key, levels, target, strength, reach, target_fill)
+    return as_image(levels, x) if target is None else (as_image(levels, x), target)
 
 
 rand_augment.of_raw = trivial_augment.of_raw = True
 
 
-def changed(key, levels, strength, reach):
-    """One of fourteen changes, of a strength from 0 to 1, in a random direction."""
+def changed(key, levels, target, strength, reach, target_fill):
+    """(levels, target) after one of fourteen changes, of a strength from 0 to 1, in a random
+    direction; the target gets only a change of the geometry."""
     which_key, sign_key = jax.random.split(key)
     which = jax.random.randint(which_key, (), 0, 14)
-    return change(levels, which, strength, jax.random.rademacher(sign_key, ()), reach)
+    how = which, strength, jax.random.rademacher(sign_key, ()), reach
+    target = of_target(lambda image, _whole: moved(image, *how), levels, target, target_fill)
+    return change(levels, *how), target
 
 
 def change(levels, which, strength, sign, reach):
@@ -75,10 +83,9 @@ def change(levels, which, strength, sign, reach):
     Under vmap every branch is computed. So the branches of the geometry only compute a matrix, and
     the image is resampled once.
     """
+    levels = moved(levels, which, strength, sign, reach)
     strength = jnp.asarray(strength, levels.dtype)  # else the branches differ in type under x64
-    signed = sign * strength
-    levels = nearest(levels, *placed(jnp.where(which > 5, 0, which), signed, reach, levels.shape))
-    factor = 1 + reach.factor * signed
+    factor = 1 + reach.factor * sign * strength
     changes = (
         lambda x: x,
         lambda x: adjust_brightness(x, factor),
@@ -91,6 +98,12 @@ def change(levels, which, strength, sign, reach):
         equalize,
     )
     return jax.lax.switch(jnp.maximum(which - 5, 0), changes, levels)
+
+
+def moved(image, which, strength, sign, reach):
+    """The part of the change with this number that concerns the geometry."""
+    signed = sign * jnp.asarray(strength, jnp.float32)
+    return nearest(image, *placed(jnp.where(which > 5, 0, which), signed, reach, image.shape))
 
 
 def placed(which, signed, reach, shape):

@@ -47,7 +47,7 @@ def distillation(
             return plain(own, own_state, batch, key, train)
         x, target = pair_of(batch)
         augment_key, model_key = jax.random.split(key)
-        x = inputs(preprocess, augment, augment_key, x)
+        x, target = inputs(preprocess, augment, augment_key, x, target)
         output, own_state = model.apply(own, own_state, x, train=True, key=model_key)
         taught, _ = teacher.apply(params, state, x, train=False, key=None)
         ours, theirs = (jax.tree.map(lambda a: a.shape[1:], each) for each in (output, taught))

@@ -24,7 +24,7 @@ from training.checkpoint.grids import resized
 from training.checkpoint.rules import converted, read_rules, rule_file
 from training.checkpoint.shards import load_weights
 from training.checkpoint.storage import checkpoints
-from training.objective import inputs
+from training.objective import preprocessed
 from utils import UserError, map_named, match_rules, named_leaves
 
 # Top-level names in a checkpoint that belong to the run, not to the model.
@@ -64,7 +64,7 @@ def fitted_to_data(recipe, dataset):
     fit = getattr(recipe.model, "fit", None)
     if fit is None:
         return None
-    prepare = jax.jit(lambda x: inputs(recipe.preprocess, (), None, x))
+    prepare = jax.jit(lambda x: preprocessed(recipe.preprocess, x))
     raw = first_inputs(dataset, recipe.loader, -(-FITTED // recipe.loader.batch_size))
     x = np.concatenate([jax.device_get(prepare(x)) for x in raw])[:FITTED]
     return lambda params, state: fit(params, state, x)

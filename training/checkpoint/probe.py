@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from training.base import key_data
-from training.objective import inputs
+from training.objective import preprocessed
 from utils import named_leaves
 
 # With one example, its single output may be close to 0, where rounding errors look large.
@@ -26,7 +26,7 @@ def probe_input(batch, preprocess=(), model=None):
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         return None
     few = jax.tree.map(lambda a: jax.ShapeDtypeStruct((EXAMPLES, *a.shape[1:]), a.dtype), batch[0])
-    return jax.eval_shape(lambda x: inputs(preprocess, (), None, x), few)
+    return jax.eval_shape(lambda x: preprocessed(preprocess, x), few)
 
 
 class Probe:

@@ -30,7 +30,8 @@ def adversarial(model, loss, metrics, preprocess, augment, penalty: NonNegative 
 
     def objective(params, state, batch, key, train):
         augment_key, noise_key, *keys = jax.random.split(key, 5)
-        real = inputs(preprocess, augment if train else (), augment_key, x_of(batch))
+        augmentation = augment if train else ()
+        real, _ = inputs(preprocess, augmentation, augment_key, x_of(batch), None)
         z = jax.random.normal(noise_key, (real.shape[0], *noise.shape), real.dtype)
 
         def apply(params, x, state, key):

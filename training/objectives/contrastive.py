@@ -22,14 +22,14 @@ def simclr(model, loss, metrics, preprocess, augment, temperature: Positive = 0.
             fix = "raise loader.batch_size, or lower training.accumulate"
             raise UserError(f"objective: simclr compares examples, and a batch has only one; {fix}")
         *view_keys, model_key = jax.random.split(key, 3)
-        views = [inputs(preprocess, augment, k, x_of(batch)) for k in view_keys]
+        views = [inputs(preprocess, augment, k, x_of(batch), None)[0] for k in view_keys]
         both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), *views)
         output, state = model.apply(params, state, both, train=train, key=model_key)
         output = output["projection"] if isinstance(output, dict) else output
         losses, matched = nt_xent(output, mask, temperature)
         return losses, state, {"matched": matched}
 
-    return Objective(objective, takes_mask=True)
+    return Objective(objective)
 
 
 def nt_xent(z, mask, temperature):

@@ -35,7 +35,8 @@ def denoising_diffusion(
 
     def objective(params, state, batch, key, train):
         augment_key, noise_key, time_key, drop_key, model_key = jax.random.split(key, 5)
-        clean = inputs(preprocess, augment if train else (), augment_key, x_of(batch))
+        augmentation = augment if train else ()
+        clean, _ = inputs(preprocess, augmentation, augment_key, x_of(batch), None)
         epsilon = jax.random.normal(noise_key, clean.shape, clean.dtype)
         # Evenly spread from a random start, so that the losses of batches differ less.
         time = (jax.random.uniform(time_key) + jnp.arange(len(clean)) / len(clean)) % 1

@@ -227,7 +227,8 @@ class CheckpointEvaluation:
         weights = self.trainer.replicas.stack([self.trainer.put_weights(tree) for tree in trees])
         metrics = {}
         for each in self.sets:
-            tallies = self.trainer.evaluate(each, weights=weights, epoch=record["epoch"])
+            when = {"epoch": record["epoch"], "step": record["step"]}
+            tallies = self.trainer.evaluate(each, weights=weights, **when)
             metrics |= self.reader.values(each, tallies)
         where = {"checkpoint": name, "epoch": record["epoch"], "step": record["step"]}
         return where | {"metrics": json_safe(metrics)}

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from training.base import TrainState
 from training.gradient import check_differentiable
-from training.objective import OF_PART, augmented_by_epoch, inputs, x_of
+from training.objective import OF_PART, augmented_by_epoch, preprocessed, x_of
 from training.recipe import MissingLoss
 from training.replicas import as_inputs
 from training.update import gradient_update
@@ -74,7 +74,7 @@ def check_apply(recipe, params, state, batch):
             raise UserError(f"model: apply{found} must take {form}") from error
 
     def apply(params, state, batch):
-        x = inputs(recipe.preprocess, (), None, x_of(batch))
+        x = preprocessed(recipe.preprocess, x_of(batch))
         return recipe.model.apply(params, state, x, **arguments)
 
     results = (jax.ShapeDtypeStruct((), jnp.float32),) * 2

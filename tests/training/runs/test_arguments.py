@@ -18,9 +18,10 @@ from model.convnext import convnext
 from model.layers.linear import linear as linear_layer
 from model.mlp import mlp
 from model.resnet import resnet
+from training.base import Weighted
 from training.checkpoint.storage import load
 from training.fit import fit
-from training.loss import mse
+from training.loss import cross_entropy, mse
 from training.metrics import accuracy, mae
 from training.objective import denoising, supervised
 from training.optimizers import adam, sgd
@@ -293,6 +294,16 @@ def other_names(model, loss, metrics, preprocess, augment):
     return objective
 
 
+def with_aux(model, loss, metrics, preprocess, augment):
+    plain = supervised(model, loss, {}, (), ())
+
+    def objective(params, state, batch, key, train):
+        losses, state, _ = plain(params, state, batch, key, train)
+        return (losses, losses), state, {}
+
+    return objective
+
+
 def of_loss_alone(model, loss):
     return supervised(model, loss, {}, (), ())
 
@@ -346,6 +357,26 @@ DOES_NOT_FIT = {
         r"model/layers/linear.py, line \d+, in \w+, called from .*arguments.py, line \d+, in too_w",
     ),
     "a metric that is text": ({"metrics": [label_text]}, "in the metric label_text: .*TypeError"),
+    "a loss with aux": (
+        {"loss": lambda output, target: (cross_entropy(output, target), 100.0)},
+        "^loss: is a tuple of 2 values; return a number, a Weighted",
+    ),
+    "a term that is a list": (
+        {"loss": lambda output, target: {"a": list(output)}},
+        "loss: a: is a list of 2 values",
+    ),
+    "a weighted pair": (
+        {"loss": lambda output, target: Weighted((output[0], output[1]), 1.0)},
+        "loss: is a tuple of 2 values",
+    ),
+    "a metric of two": (
+        {"metrics": {"pair": lambda output, target: (output[0], output[1])}},
+        "metric pair: is a tuple of 2 values",
+    ),
+    "an objective with aux": (
+        {"objective": with_aux},
+        "objective: the loss: is a tuple of 2 values",
+    ),
     "a loss of integers": ({"loss": mistakes}, "loss: is int32, from which nothing can be learned"),
     "other metrics in evaluations": (
         {"objective": other_names},
