@@ -7,7 +7,7 @@ from glob import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from file_io import locked
+from file_io import check_links, locked
 from training.checkpoint.keeper import LOGS
 from training.checkpoint.storage import (
     Checkpoint,
@@ -50,6 +50,7 @@ class Lock:
     """Keeps other processes from training in a folder, until it is closed or this process ends."""
 
     def __init__(self, folder):
+        check_links(folder)
         try:
             self.handle = locked(folder, wait=0.5)  # a report locks it for a moment
         except BlockingIOError:
@@ -71,6 +72,7 @@ def unfinished(base, title, run_name=None):
     name = escape(run_name) if run_name else "*"
     described = (Path(base) / title).glob(f"{name}/environment.json")
     folders = [path.parent for path in described if (path.parent / "config.json").exists()]
+    folders = [path for path in folders if not path.is_symlink()]  # it may lead anywhere
     reasons = []
     for folder in sorted(folders, key=begun, reverse=True):
         if (folder / FINISHED).exists() and not run_name:

@@ -3,10 +3,9 @@
 import io
 from csv import reader, writer
 
-from file_io import atomic_write
+from file_io import append, atomic_write
 from training.base import Tracker
-from training.watching.metric_log import append
-from training.watching.trackers.common import check_file_name, existing_text, made_inside
+from training.watching.trackers.common import check_file_name, existing_text
 
 
 def csv(file: str = "metrics.csv") -> Tracker:
@@ -22,7 +21,8 @@ class Csv:
         self.file = file
 
     def start(self, about):
-        self.path = made_inside(about.folder, self.file)
+        self.path = about.folder / self.file
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         self.columns = ["step"]
         if about.step and self.path.exists():
             self.columns = self.rows()[0]
