@@ -2,6 +2,7 @@
 writes outside of its folder nor contacts a host."""
 
 import json
+import logging
 import multiprocessing
 import os
 import re
@@ -134,6 +135,50 @@ def test_a_program_imports_nothing_from_its_own_folder(monkeypatch, program):
     monkeypatch.setattr(sys, "path", [str(ROOT / "inference"), *sys.path])
     runpy.run_path(str(ROOT / "inference" / f"{program}.py"), run_name="imported")
     assert sys.path[0] == str(ROOT) and str(ROOT / "inference") not in sys.path
+
+
+def git(folder, *words):
+    command = ["git", "-C", folder, "-c", "user.name=a", "-c", "user.email=b@c.d", *words]
+    command[3:3] = ["-c", "core.fsmonitor=false"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_the_commit_of_a_strangers_folder_is_read_without_git(tmp_path, marked):
+    """As text, from a branch, from packed references, in another worktree and without a branch.
+    Here, as in a clone that was unpacked in the stranger's folder, the `root` has no .git."""
+    repository, worktree = stranger(tmp_path / "theirs"), tmp_path / "worktree"
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "1"]):
+        git(repository, *words)
+    git(repository, "worktree", "add", "-q", "-b", "topic/x", worktree)
+    git(worktree, "commit", "-qm", "2", "--allow-empty")
+    git(repository, "config", "core.fsmonitor", f"touch {marked} #")
+    (repository / "clone").mkdir()
+    head, topic = git(repository, "rev-parse", "HEAD"), git(worktree, "rev-parse", "HEAD")
+    for change in (["status"], ["pack-refs", "--all"], ["checkout", "-q", "--detach"]):
+        git(repository, *change)
+        assert run_folder.git_commit(repository / "clone") == head
+        assert run_folder.git_commit(worktree / "clone") == topic != head
+    assert not marked.exists()
+    (tmp_path / "secret").write_text("password")
+    (repository / ".git" / "HEAD").write_text("ref: ../../secret")
+    assert run_folder.git_commit(repository) is None
+
+
+# What is printed.
+
+
+EVIL, SHOWN = "\x1b[2Jcat\r\x9b31m\u202e", r"\x1b[2Jcat\r\x9b31m\u202e"
+
+
+def test_no_name_from_a_file_steers_the_terminal(tmp_path, caplog):
+    """In a message of the command line, in one that Python prints, and in a log line."""
+    run = stranger(tmp_path / "run", optimizer={"name": "adamw", "args": {EVIL: 1}})
+    code, _, err = call(run, "--check")
+    assert code == 2 and f"optimizer.args.{SHOWN}: adamw has no such argument" in err
+    assert str(RunError(f"{EVIL}: two\nlines")) == f"{SHOWN}: two\nlines"
+    with caplog.at_level(logging.INFO, "main"):
+        logging.getLogger("main").info("Class %s: %d", EVIL, 3)
+    assert caplog.messages == [f"Class {SHOWN}: 3"]
 
 
 # Files.

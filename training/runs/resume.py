@@ -190,7 +190,7 @@ def describe_again(opened, record, sets, root, own_files, override):
         names = ", ".join(map(str, changed))
         message = "Your code has changed since the checkpoint: %s; the copies are replaced"
         logger.warning(message, names)
-    if changed or override:
+    if changed or override or not (folder / "model").exists():
         run_folder.copy_code(folder, root, own_files)
     run_folder.update(folder, record, root)
 
