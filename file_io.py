@@ -189,8 +189,13 @@ OF_WANDB = "wandb/*/logs/debug-*.log"
 def check_links(folder):
     """Raise a UserError if a link below a folder leads out of it: what is written there, or
     deleted, would be a file of the user's own."""
+
+    def unlisted(error):  # one that has been deleted meanwhile holds no links
+        if isinstance(error, PermissionError):
+            raise error
+
     real = os.path.realpath(folder)
-    for place, folders, files in os.walk(folder):
+    for place, folders, files in os.walk(folder, onerror=unlisted):
         for path in [Path(place, name) for name in folders + files]:
             leads_out = path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(real)
             if leads_out and (path.is_dir() or not path.match(OF_WANDB)):

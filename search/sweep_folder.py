@@ -230,15 +230,11 @@ def is_dict(value):
     return type(value) is dict
 
 
-def is_flag(value):
-    return type(value) is bool
-
-
 TRIAL = {  # {key: whether its value is valid}; the file may be a stranger's
     "number": is_count,
     "values": is_dict,
     "epochs": is_count,
-    "finished": is_flag,
+    "finished": lambda value: type(value) is bool,
     "failed": lambda value: value is None or is_text(value),
     "scores": partial(is_list, is_valid=is_score),
 }
