@@ -1,14 +1,19 @@
-"""Reading and writing files: JSON, bounded reads, and writes that are whole or do not happen."""
+"""Reading and writing files: JSON, bounded reads, and writes that are whole or do not happen.
+
+Every file of a run or a sweep is written by a function of this module. The folder may come from
+anyone: check_links refuses one that leads elsewhere before anything in it is written.
+"""
 
 import errno
 import json
 import os
+import shutil
 import stat
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from utils import WINDOWS, RunError, UserError, format_bytes
+from utils import WINDOWS, RunError, UserError, format_bytes, printable
 
 DEEPEST = 64  # levels of nesting in JSON; what Python can handle ends at a thousand
 
@@ -20,7 +25,7 @@ class Unreadable(OSError):
         super().__init__(errno.EINVAL, why)
 
     def __str__(self):
-        return self.strerror
+        return printable(self.strerror)
 
 
 def parse_json(text, **hooks):
@@ -167,16 +172,83 @@ def lines_of(path, most=None):
 
 
 def inside(folder, *names):
-    """The path of a file in the folder of a run; Unreadable if a link in it leads elsewhere.
-
-    The folder may come from anyone, and must not decide what is written, or shown, outside of it.
-    """
+    """The path of a file in the folder of a run; Unreadable if there is a link in it, since the
+    folder may come from anyone and must not decide what is shown from outside of it."""
     path = Path(folder)
     for part in Path(*names).parts:
         path /= part
         if path.is_symlink():
             raise Unreadable(f"{path} is a link, which is not followed; remove it")
     return path
+
+
+# A link that W&B makes to its own log. No other file is ever written at this place.
+OF_WANDB = "wandb/*/logs/debug-*.log"
+
+
+def check_links(folder):
+    """Raise a UserError if a link below a folder leads out of it: what is written there, or
+    deleted, would be a file of the user's own."""
+
+    def unlisted(error):  # one that has been deleted meanwhile holds no links
+        if isinstance(error, PermissionError):
+            raise error
+
+    real = os.path.realpath(folder)
+    for place, folders, files in os.walk(folder, onerror=unlisted):
+        for path in [Path(place, name) for name in folders + files]:
+            leads_out = path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(real)
+            if leads_out and (path.is_dir() or not path.match(OF_WANDB)):
+                raise UserError(
+                    f"{path}: is a link that leads out of {folder}, where nothing may be written; "
+                    "replace it by what it leads to, or remove it"
+                )
+
+
+def remove(path):
+    """Delete a file, a folder or a link, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def fresh_folder(path):
+    """A new folder to fill, which then replaces whatever is at `path`."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    remove(temporary)
+    try:
+        temporary.mkdir()
+        yield temporary
+        remove(path)
+        temporary.rename(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def append(path, text):
+    """Append a text to a file, all of it or nothing."""
+    with open(path, "ab", buffering=0, opener=without_links) as file:
+        before = file.tell()
+        try:
+            data = text.encode()
+            while data:
+                data = data[file.write(data) :]
+        except OSError:
+            file.truncate(before)
+            raise
+
+
+def without_links(path, flags):
+    """Open a file to write, but do not follow a link, nor wait for the reader of a pipe."""
+    plain = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        return os.open(path, flags | plain, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EMLINK):  # EMLINK: on FreeBSD
+            raise Unreadable("it is a link, which is not followed; remove it") from error
+        raise
 
 
 @contextmanager

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from file_io import read_json
-from utils import DONE, UserError, open_closed_streams, run_command
-from wiring.config import parse_words
+from utils import DONE, UserError, echo, open_closed_streams, run_command
+from wiring.config import override, parse_words
 
 ROOT = Path(__file__).resolve().parent
 
@@ -93,7 +93,7 @@ def run(arguments):
 
         for each in sweep.trials:
             print_line(each.name, values_of(each))
-        print(sweep.form_text())
+        echo(sweep.form_text())
         return DONE
     return train_all(arguments, sweep, trusted)
 
@@ -108,7 +108,7 @@ def best_config(sweep):
     kept = {key: value for key, value in config.items() if key not in own}
     config = {key: sweep.config[key] for key in own if key in sweep.config} | kept
     base = sweep.config.get("checkpoint", {}).get("dir", "saved")
-    return config | {"checkpoint": config["checkpoint"] | {"dir": base}}
+    return override(config, f"checkpoint.dir={json.dumps(base)}")
 
 
 def train_all(arguments, sweep, trusted):

@@ -23,6 +23,7 @@ from utils import (
     FAILED,
     PACKAGE,
     UserError,
+    echo,
     open_closed_streams,
     shown_if_slow,
 )
@@ -217,8 +218,8 @@ def check(parts, config, layers):
     print(json.dumps(parts.config, indent=2))
     if len(layers) > 1:
         print("Values that each file sets (all others are defaults):")
-        print(table_of_sources(config, layers, show))
-    print(table(template.params, recipe.plan))
+        echo(table_of_sources(config, layers, show))
+    echo(table(template.params, recipe.plan))
     try:
         recipe.plan.on_devices()
     except UserError as error:

@@ -28,10 +28,39 @@ STACKED = r"(|.*/)(\d{1,4})-(\d{1,4})(|/.*)"  # a leaf of equal blocks, numbered
 
 SLOW = 2.0  # seconds after which a message says what the program is doing
 
+# Control characters, marks that reverse the order in which a line is read, and lone surrogates.
+STEERING = re.compile("[\0-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text, keep="\n\t"):
+    """Text in which all characters that could steer a terminal, but those to `keep`, are escaped as
+    in a Python string: a name, or a text, may come from a stranger's file."""
+    return STEERING.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
+
+
+def echo(*texts, **options):
+    """Print what may come from a file."""
+    print(*(printable(str(text)) for text in texts), **options)
+
+
+def escape_record(record):
+    """The filter of our logger, whose lines also go to the terminal."""
+    record.msg, record.args = printable(record.getMessage()), ()
+    return True
+
+
 logger = logging.getLogger("main")
+logger.addFilter(escape_record)
 
 
-class UserError(Exception):
+class Failure(Exception):
+    """An error whose message is printed without a traceback, and may quote a file."""
+
+    def __str__(self):
+        return printable(super().__str__())
+
+
+class UserError(Failure):
     """A mistake that the user can fix; printed as one message without a traceback, exit code 2."""
 
 
@@ -46,7 +75,7 @@ class UnknownFact(ValueError):
     """
 
 
-class RunError(Exception):
+class RunError(Failure):
     """A run cannot continue for a reason outside its config, such as disk, network or divergence.
 
     Printed as one message without a traceback, exit code 1.
@@ -290,4 +319,4 @@ def show_after(what, done, early):
     elif logger.hasHandlers():
         logger.info("%s ...", what)
     elif early:
-        print(what, "...", flush=True)
+        echo(what, "...", flush=True)

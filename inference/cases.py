@@ -8,7 +8,7 @@ from inference.examples import Examples
 from inference.lowering.trace import UNBATCHED, describe, of_batch
 from inference.samples import random_inputs, resized_inputs
 from inference.verify import BATCHES, check_finite, repeated, take
-from utils import RunError, UserError
+from utils import RunError, UserError, echo
 
 
 def load_examples(exportable, arguments, own):
@@ -25,7 +25,7 @@ def load_examples(exportable, arguments, own):
             message = f"which cannot be loaded: {error}; or pass some with --inputs FILE.npz"
             raise UserError(f"{int8_needs}, {message}") from error
         kinds = "your inputs" if own else "random inputs only"
-        print(f"Verified on {kinds}, no data can be loaded: {error}", file=sys.stderr)
+        echo(f"Verified on {kinds}, no data can be loaded: {error}", file=sys.stderr)
         return None, str(error)
     if arguments.quantize and examples.differs_from_training_data():
         message = (
@@ -34,7 +34,7 @@ def load_examples(exportable, arguments, own):
         )
         if is_int8:
             raise UserError(f"{int8_needs}, but {message}")
-        print(f"Scored on other data: {message}", file=sys.stderr)
+        echo(f"Scored on other data: {message}", file=sys.stderr)
     return examples, None
 
 
@@ -90,6 +90,6 @@ def cases_of(reference, inputs, size):
         except RunError as error:
             if not kind.startswith("random") or len(cases) == 1:
                 raise RunError(f"on {kind} inputs, {error}") from error
-            print(f"Not verified on {kind} inputs: {error}", file=sys.stderr)
+            echo(f"Not verified on {kind} inputs: {error}", file=sys.stderr)
             del cases[kind]
     return cases

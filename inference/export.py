@@ -24,7 +24,7 @@ from inference.progress import Progress
 from inference.sizes import parse_free
 from inference.verify import table, title
 from training.checkpoint.choice import chosen_checkpoint
-from utils import UserError
+from utils import UserError, echo
 from wiring.own_modules import COPIES
 
 PACKAGES = ("jax", "onnx", "onnxruntime", "tensorflow", "ai-edge-litert", "tf2onnx")
@@ -72,8 +72,8 @@ def export_with(child, check, progress, arguments, root):
             replace(work, folder, arguments.force)
             lines = [table(reports), *accuracies(reports), *exporter.warnings(reports)]
             lines += decoding(reports)
-            print(*lines, f"Written: {folder}", sep="\n")
-    print(*failures.values(), sep="\n", end="\n" if failures else "", file=sys.stderr)
+            echo(*lines, f"Written: {folder}", sep="\n")
+    echo(*failures.values(), sep="\n", end="\n" if failures else "", file=sys.stderr)
     outputs = [*arguments.formats, *(["demo"] if arguments.demo else [])]
     return {name: name in failures for name in outputs}
 

@@ -34,7 +34,7 @@ from inference.verify import (
     take,
     verify,
 )
-from utils import RunError, UserError
+from utils import RunError, UserError, echo
 
 NEEDED = {"tflite": ("tensorflow", "ai_edge_litert"), "onnx": ("onnx", "onnxruntime")}
 MOST_OUTPUTS = 2**30  # bytes that are scored; those of a language model may be unlimited
@@ -119,7 +119,7 @@ class Exporter:
         except Exception as error:
             self.check()
             message = described(error)
-            print(f"{format}: {message}; trying jax2tf instead", file=sys.stderr)
+            echo(f"{format}: {message}; trying jax2tf instead", file=sys.stderr)
         remove(path)
         try:
             return self.report_by("jax2tf", format, path) | {"native_fails": message}
@@ -264,7 +264,7 @@ class Exporter:
         try:
             return scores(self.exportable, np.concatenate(outputs), np.concatenate(targets))
         except (UserError, ValueError, TypeError) as error:
-            print(f"No score on the test set: {error}", file=sys.stderr)
+            echo(f"No score on the test set: {error}", file=sys.stderr)
             return None
 
     def warnings(self, reports):

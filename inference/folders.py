@@ -8,7 +8,7 @@ import time
 from contextlib import contextmanager, suppress
 
 from file_io import read_json
-from utils import WINDOWS, RunError, UserError
+from utils import WINDOWS, RunError, UserError, echo
 
 REPORT = "verification.json"
 DAY = 24 * 3600  # seconds
@@ -129,7 +129,7 @@ def keep_user_files(previous, folder):
         if path.name not in written:
             path.rename(folder / path.name)
     if removed := sorted(path.name for path in remaining if path.name in written):
-        print(f"Removed with the earlier export: {', '.join(removed)}")
+        echo(f"Removed with the earlier export: {', '.join(removed)}")
 
 
 def files_written(report):

@@ -13,7 +13,7 @@ from data_loader.text_files import decoded
 from data_loader.tokenizers.saved import first_tokens
 from file_io import read_file
 from model.sampling import Sampling, check, check_amount, until
-from utils import UserError, run_command
+from utils import UserError, echo, run_command
 
 
 def main(argv=None):
@@ -77,7 +77,7 @@ def write(arguments):
             print("\n---")
         seed = arguments.seed + sample
         for piece in text_pieces(loaded, prompt, arguments.tokens, sampling, seed, tokenizer):
-            print(piece, end="", flush=True)
+            echo(piece, end="", flush=True)
         print()
 
 

@@ -29,7 +29,7 @@ if not __package__:
 from file_io import atomic_file  # noqa: E402
 from inference.generate import add_text_options, checked_text  # noqa: E402
 from inference.progress import ended_by_interrupt  # noqa: E402
-from utils import UserError, open_closed_streams, run_command  # noqa: E402
+from utils import UserError, echo, open_closed_streams, printable, run_command  # noqa: E402
 
 BROKEN_PIPE = 141  # the exit code that shells use for SIGPIPE
 MAX_NUMBERS = 8  # printed per output
@@ -128,7 +128,8 @@ def predict(arguments):
                 lines, columns, rows = numbers(outputs)
             else:
                 lines, columns, rows = likeliest(probabilities, predictor.classes, arguments.top)
-            print_now("\n".join(f"{name}  {line}" for name, line in zip(names, lines, strict=True)))
+            for name, line in zip(names, lines, strict=True):
+                print_now(printable(f"{name}  {line}", keep=""))
             if file:
                 rows = ([name, *row] for name, row in zip(names, rows, strict=True))
                 file.write(as_csv([["input", *columns], *rows] if needs_header else rows))
@@ -214,7 +215,7 @@ def as_text(row, digits=9):
 def print_now(text, end="\n"):
     """Print without buffering; exit if the reader has closed the pipe, as `| head` does."""
     try:
-        print(text, end=end, flush=True)
+        echo(text, end=end, flush=True)
     except BrokenPipeError:
         # Python flushes stdout at exit, which would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

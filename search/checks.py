@@ -21,7 +21,7 @@ def checked_sweep(file, overrides, spec, trusted=True):
     check_installed(spec)
     config, layers = read_layers(file, overrides, trusted)
     if not trusted:
-        refuse_elsewhere(file, config, layers)
+        refuse_elsewhere(file, config | {"run_name": spec.name}, layers)
     recipe, sets = check_trials(config, file, to_check(spec), spec.how != "optuna", trusted)
     checkpoint, training = recipe.for_sets(sets).checkpoint, recipe.training
     problems = []

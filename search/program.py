@@ -110,7 +110,8 @@ def write_trials(sweep, program, trials, first):
     folders = [sweep.run_dir(trial) for trial in trials]
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed here
-        shutil.copytree(program, folder, ignore=shutil.ignore_patterns(*NOT_COPIED))
+        ignored = shutil.ignore_patterns(*NOT_COPIED)
+        shutil.copytree(program, folder, ignore=ignored, symlinks=True)
     lengths = write_rows(program, folders, failed, records)
     schema = read_json(program / "config.json")["$schema"]
     for replica, (trial, folder) in enumerate(zip(trials, folders, strict=True)):

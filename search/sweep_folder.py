@@ -8,15 +8,17 @@ import json
 import math
 import time
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
-from file_io import atomic_write, locked, read_json
+from file_io import atomic_write, check_links, inside, locked, read_json
 from search.samplers import planned, propose
-from search.spec import Halving, Spec, as_json
+from search.spec import Spec, as_json, parse_spec
+from training.checkpoint.record import is_count, is_list, is_number, is_text
 from training.report.read import read_run
 from training.runs.folder import flat
-from utils import UserError, quoted
-from wiring.config import override, show
+from utils import UserError, printable, quoted
+from wiring.config import override, show, unusable
 
 FILE = "sweep.json"
 FREE = ("workers", "trials")  # what may differ when a sweep continues
@@ -65,22 +67,28 @@ class Sweep:
     why: str = ""  # why it has this form
     programs: list = field(default_factory=list)  # the numbers of the trials of each
 
+    def is_consistent(self):
+        """Whether the trials have their numbers, and values of the keys that vary."""
+        numbers = [trial.number for trial in self.trials] == list(range(len(self.trials)))
+        keys = all(trial.values.keys() == self.spec.keys.keys() for trial in self.trials)
+        members = [number for program in self.programs for number in program]
+        return numbers and keys and max(members, default=-1) < len(self.trials)
+
     def save(self):
         content = asdict(self) | {"folder": None, "spec": as_json(self.spec)}
         atomic_write(self.folder / FILE, (json.dumps(content, indent=1) + "\n").encode())
 
     def run_dir(self, trial):
-        return self.folder / trial.name
+        return inside(self.folder, trial.name)
 
     def trial_config(self, trial):
         """The config of a trial: that of a run with its name, in the folder of the sweep."""
         config = with_values(self.config, trial.values)
         config |= {"title": self.folder.name, "run_name": trial.name, "resume": None}
-        config["checkpoint"] = {**config.get("checkpoint", {}), "dir": str(self.folder.parent)}
-        return config
+        return with_values(config, {"checkpoint.dir": str(self.folder.parent)})
 
     def program_dir(self, number):
-        return self.folder / f"program_{number:03d}"
+        return inside(self.folder, f"program_{number:03d}")
 
     def trials_of(self, number):
         """The trials of a program."""
@@ -89,16 +97,17 @@ class Sweep:
     def program_config(self, trials):
         """The config of a run whose replicas are these trials; its folder has no name yet. A trial
         that diverges does not end the others, and no checkpoint is the best of all trials."""
-        config = self.trial_config(trials[0])
-        training, checkpoint = ({**config.get(key, {})} for key in ("training", "checkpoint"))
-        if training.get("on_nonfinite", "stop") == "stop":
-            training["on_nonfinite"] = "skip"
-        vary = {key: [trial.values[key] for trial in trials] for key in self.spec.keys}
-        return config | {
-            "training": training | {"replicas": len(trials), "vary": vary},
-            "checkpoint": checkpoint | {"monitor": None, "save_top_k": 1},
-            "logging": {**config.get("logging", {}), "report": False},
+        changed = {
+            "training.replicas": len(trials),
+            "training.vary": {key: [each.values[key] for each in trials] for key in self.spec.keys},
+            "checkpoint.monitor": None,
+            "checkpoint.save_top_k": 1,
+            "logging.report": False,
         }
+        config = with_values(self.trial_config(trials[0]), changed)
+        if config["training"].get("on_nonfinite", "stop") == "stop":
+            config["training"]["on_nonfinite"] = "skip"
+        return config
 
     def next_program(self):
         """The number of the program to run next, which may be a new one, or None."""
@@ -209,6 +218,48 @@ class Sweep:
         return "paused" if trial.epochs else "waiting"
 
 
+def is_config(value):
+    return is_text(value.get("title", "run")) and is_dict(value.get("checkpoint", {}))
+
+
+def is_score(value):
+    return is_list(value, is_number) and len(value) == 2
+
+
+def is_dict(value):
+    return type(value) is dict
+
+
+TRIAL = {  # {key: whether its value is valid}; the file may be a stranger's
+    "number": is_count,
+    "values": is_dict,
+    "epochs": is_count,
+    "finished": lambda value: type(value) is bool,
+    "failed": lambda value: value is None or is_text(value),
+    "scores": partial(is_list, is_valid=is_score),
+}
+
+
+def is_trial(value):
+    known = is_dict(value) and value.keys() == TRIAL.keys()
+    return known and all(is_valid(value[key]) for key, is_valid in TRIAL.items())
+
+
+SWEEP = {
+    "spec": is_dict,
+    "config": lambda value: is_dict(value) and is_config(value),
+    "source": lambda value: is_text(value) and value == printable(value, keep=""),
+    "monitor": is_text,
+    "sign": lambda value: value in (1, -1),
+    "epochs": lambda value: is_count(value) and value > 0,
+    "trials": partial(is_list, is_valid=is_trial),
+    "form": lambda value: value in ("processes", "program"),
+    "why": is_text,
+    "programs": partial(is_list, is_valid=partial(is_list, is_valid=is_count)),
+}
+PLAIN = SWEEP.keys() - {"spec", "trials"}
+
+
 def with_values(config, values):
     """A config with the values of a trial."""
     for key, value in values.items():
@@ -226,14 +277,19 @@ def read_sweep(folder):
         hint = f"; did you mean {quoted(others[-1])}?" if others else ""
         raise UserError(f"{folder}: is not the folder of a sweep: it has no {FILE}{hint}")
     content = read_json(folder / FILE)
-    try:
-        spec = content["spec"]
-        spec |= {"halving": spec["halving"] and Halving(**spec["halving"])}
+    wrong = [path for path, _ in unusable(content)]
+    wrong = wrong or [key for key, is_valid in SWEEP.items() if not is_valid(content.get(key))]
+    if not wrong:
+        spec = parse_spec(content["spec"], f"{folder / FILE}: spec", "")
         trials = [Trial(**trial) for trial in content["trials"]]
-        changed = {"folder": folder, "spec": Spec(**spec), "trials": trials}
-        return Sweep(**content | changed)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{folder / FILE}: is not what a sweep wrote: {error}") from error
+        sweep = Sweep(folder, spec, trials=trials, **{key: content[key] for key in PLAIN})
+        if sweep.is_consistent():
+            return sweep
+        wrong = ["trials"]
+    raise UserError(
+        f"{folder / FILE}: is not what a sweep wrote: it has no valid {', '.join(wrong)}; "
+        "restore the file"
+    )
 
 
 def merged(new, resumed):
@@ -276,6 +332,7 @@ def flat_pairs(pairs):
 
 def lock(folder):
     """Lock a sweep's folder; its trials inherit the lock, so it lasts until all have ended."""
+    check_links(folder)
     deadline = time.monotonic() + PATIENCE
     while True:
         try:

@@ -11,11 +11,11 @@ from pathlib import Path
 from signal import Signals
 from typing import Any, NamedTuple
 
-from file_io import read_json
+from file_io import atomic_write, read_json
 from search.program import OUTCOME
 from search.trial import MARK
 from training.devices.launcher import Interrupts, share_of_gpus
-from utils import DONE, FAILED, PACKAGE, STOPPED, WINDOWS, cut, first_line
+from utils import DONE, FAILED, PACKAGE, STOPPED, WINDOWS, cut, echo, first_line, printable
 from wiring.config import show
 
 
@@ -35,7 +35,7 @@ def run_all(sweep, command, environment, lock):
     workers, processes, slots = [], [], set(range(sweep.spec.workers))
     interrupts = Interrupts(processes)
     if sweep.due()[0] or sweep.may_propose():
-        print(sweep.form_text(), flush=True)
+        echo(sweep.form_text(), flush=True)
     try:
         while not interrupts.count and (number := sweep.next_program()) is not None:
             run_program(sweep, number, processes, interrupts, (command, environment, lock))
@@ -100,7 +100,7 @@ def run_program(sweep, number, processes, interrupts, how):
         shutil.rmtree(folder, ignore_errors=True)  # all of it is in the folders of the trials
     elif sweep.spec.form == "auto" and code != STOPPED:
         why = first_line(reason(code, text))
-        stderr_file(sweep, folder.name).write_text(text, encoding="utf-8")
+        atomic_write(stderr_file(sweep, folder.name), text.encode())
         sweep.use_processes(f"{folder.name} failed: {why}")
         shutil.rmtree(folder, ignore_errors=True)
         print_line(folder.name, f"failed, so each trial runs in a process of its own: {why}")
@@ -167,7 +167,7 @@ def note_failure(sweep, trial, why, text=""):
     sweep.record_failure(trial, why)
     print_line(trial.name, f"failed: {first_line(why)}")
     if text:
-        stderr_file(sweep, trial.name).write_text(text, encoding="utf-8")
+        atomic_write(stderr_file(sweep, trial.name), text.encode())
 
 
 def stderr_file(sweep, name):
@@ -195,7 +195,7 @@ def values_of(trial):
 
 
 def print_line(name, text):
-    print(f"{name} {text}", flush=True)
+    print(printable(f"{name} {text}", keep=""), flush=True)
 
 
 def command_of(script, trusted):

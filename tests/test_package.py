@@ -347,7 +347,11 @@ def test_a_new_project_trains_within_a_minute_resumes_and_is_exported(installed,
     out, _ = installed(place, *words, "training.epochs=2", XDG_CACHE_HOME=str(tmp_path))
     assert "Epoch 1 [test] accuracy" in out and time.monotonic() - begin < 60
     (run,) = (place / "saved" / "my_project").iterdir()
+    subprocess.run(["git", "init", "-q"], cwd=place, check=True)  # perhaps it is a stranger's
+    setting = ["config", "core.fsmonitor", f"touch {tmp_path / 'mark'} #"]
+    subprocess.run(["git", *setting], cwd=place, check=True)
     installed(place, *words, "--resume", run, "--override")
+    assert not (tmp_path / "mark").exists()
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["epoch"] == 20 and rows[-1]["test_accuracy"] > 0.95
     assert {path.name for path in (run / "user_modules").iterdir()} == {

@@ -64,8 +64,9 @@ def test_a_finished_run_says_so_and_continues_in_the_same_folder_with_more_epoch
     _, out, _ = run(workdir, "--resume", folder, "training.epochs=1")
     assert "has completed 2 epochs, and training.epochs is 1; raise it to continue" in out
     changes = ["training.epochs=3", "checkpoint.keep=1", "logging.every_steps=2"]
+    shutil.rmtree(folder / "model")  # as after a kill at the moment when it is replaced
     code, out, _ = run(workdir, "--resume", folder, *changes)
-    assert code == 0
+    assert code == 0 and (folder / "model" / "mlp.py").is_file()
     assert "Resuming from checkpoint-epoch_2, after step 20" in out
     assert "Changed: training.epochs: 2 -> 3" in out
     assert "Changed: checkpoint.keep: 5 -> 1" in out
@@ -280,7 +281,9 @@ def test_a_changed_model_is_refused_and_its_copy_is_not_imported(workdir):
     assert code == 2 and files_of(folder) == before
     assert "has changed its meaning" in err and f"the original model is in {folder}/model" in err
     assert "add --override" in err
+    (folder / "model" / "gone.py").write_text("")  # of an earlier version
     assert run(workdir, *arguments, "--override")[0] == 0
+    assert not (folder / "model" / "gone.py").exists()
     assert (folder / "user_modules" / "nets.py").read_text() == (workdir / "nets.py").read_text()
     assert (folder / "model" / "mlp.py").read_bytes() == (ROOT / "model" / "mlp.py").read_bytes()
 

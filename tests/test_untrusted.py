@@ -16,12 +16,15 @@ import jax
 import numpy as np
 import pytest
 
+import sweep
 from data_loader.grain_workers import safe_path
-from file_io import atomic_write
+from file_io import append, atomic_write, check_links, fresh_folder
 from inference.inputs import read_arrays
 from inference.load import load
 from inference.predictor import read_report
-from tests.processes import ROOT, call
+from search.spec import parse_spec
+from search.sweep_folder import Sweep, Trial
+from tests.processes import ROOT, call, captured
 from tests.training.report.saved_run import CONFIG, report, save, save_pictures
 from tests.wiring.conftest import VALID
 from training.checkpoint import safetensor_file
@@ -31,12 +34,9 @@ from training.report.page import write_report
 from training.report.rows import read_metrics
 from training.runs import folder as run_folder
 from training.runs.evaluate import rows
-from training.runs.resume import run_folder_of
-from training.watching.callbacks import common
+from training.runs.resume import Lock, run_folder_of, unfinished
 from training.watching.callbacks.gradient_spike_monitor import cut_back
-from training.watching.callbacks.profiler import folder_of
-from training.watching.console import set_up_logging
-from training.watching.metric_log import append, epoch_rows
+from training.watching.metric_log import epoch_rows
 from training.watching.pictures import png
 from training.watching.publish import About, PictureFiles
 from training.watching.trackers.csv_file import csv
@@ -135,6 +135,50 @@ def test_a_program_imports_nothing_from_its_own_folder(monkeypatch, program):
     monkeypatch.setattr(sys, "path", [str(ROOT / "inference"), *sys.path])
     runpy.run_path(str(ROOT / "inference" / f"{program}.py"), run_name="imported")
     assert sys.path[0] == str(ROOT) and str(ROOT / "inference") not in sys.path
+
+
+def git(folder, *words):
+    command = ["git", "-C", folder, "-c", "user.name=a", "-c", "user.email=b@c.d", *words]
+    command[3:3] = ["-c", "core.fsmonitor=false"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_the_commit_of_a_strangers_folder_is_read_without_git(tmp_path, marked):
+    """As text, from a branch, from packed references, in another worktree and without a branch.
+    Here, as in a clone that was unpacked in the stranger's folder, the `root` has no .git."""
+    repository, worktree = stranger(tmp_path / "theirs"), tmp_path / "worktree"
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "1"]):
+        git(repository, *words)
+    git(repository, "worktree", "add", "-q", "-b", "topic/x", worktree)
+    git(worktree, "commit", "-qm", "2", "--allow-empty")
+    git(repository, "config", "core.fsmonitor", f"touch {marked} #")
+    (repository / "clone").mkdir()
+    head, topic = git(repository, "rev-parse", "HEAD"), git(worktree, "rev-parse", "HEAD")
+    for change in (["status"], ["pack-refs", "--all"], ["checkout", "-q", "--detach"]):
+        git(repository, *change)
+        assert run_folder.git_commit(repository / "clone") == head
+        assert run_folder.git_commit(worktree / "clone") == topic != head
+    assert not marked.exists()
+    (tmp_path / "secret").write_text("password")
+    (repository / ".git" / "HEAD").write_text("ref: ../../secret")
+    assert run_folder.git_commit(repository) is None
+
+
+# What is printed.
+
+
+EVIL, SHOWN = "\x1b[2Jcat\r\x9b31m\u202e", r"\x1b[2Jcat\r\x9b31m\u202e"
+
+
+def test_no_name_from_a_file_steers_the_terminal(tmp_path, caplog):
+    """In a message of the command line, in one that Python prints, and in a log line."""
+    run = stranger(tmp_path / "run", optimizer={"name": "adamw", "args": {EVIL: 1}})
+    code, _, err = call(run, "--check")
+    assert code == 2 and f"optimizer.args.{SHOWN}: adamw has no such argument" in err
+    assert str(RunError(f"{EVIL}: two\nlines")) == f"{SHOWN}: two\nlines"
+    with caplog.at_level(logging.INFO, "main"):
+        logging.getLogger("main").info("Class %s: %d", EVIL, 3)
+    assert caplog.messages == [f"Class {SHOWN}: 3"]
 
 
 # Files.
@@ -263,12 +307,6 @@ def test_no_tracker_overwrites_what_the_run_itself_writes(file):
             tracker(file)
 
 
-def write_picture(run):
-    tracker = PictureFiles()
-    tracker.start(About(run, "T", {}, 0))
-    tracker.image(0, "x", b"")
-
-
 def test_pictures_with_long_names_have_files_of_their_own(tmp_path):
     tracker = PictureFiles()
     tracker.start(About(tmp_path, "T", {}, 0))
@@ -279,51 +317,114 @@ def test_pictures_with_long_names_have_files_of_their_own(tmp_path):
     assert sorted(files) == sorted(names) and files["x"].name == "x.png"
 
 
-def start(tracker):
-    return lambda run: tracker.start(About(run, "T", {}, 0))
-
-
-def view_of(run):
-    return SimpleNamespace(folder=run, config={})
-
-
-@pytest.mark.parametrize(
-    ("name", "write"),
-    [
-        ("pictures", write_picture),
-        ("pictures", lambda run: common.write_numbers(view_of(run), "a.json", {})),
-        ("spikes.jsonl", lambda run: common.append_lines(view_of(run), "spikes.jsonl", ["x"])),
-        ("evaluations.jsonl", lambda run: append(run / "evaluations.jsonl", "x\n")),
-        ("profile", lambda run: folder_of(view_of(run), 10)),
-        ("tables", start(csv("tables/a.csv"))),
-        ("a.csv", start(csv("a.csv"))),
-        ("deep", start(jsonl("deep/er/a.jsonl"))),
-        ("wandb", start(Wandb(None, None, None, None, (), None, "allow", "offline"))),
-        ("train.log", lambda run: set_up_logging(ROOT, run / "train.log")),
-        ("model", lambda run: run_folder.describe(run, {}, {}, ROOT, {})),
-    ],
-)
-@pytest.mark.parametrize("exists", [True, False])
-def test_a_link_in_the_folder_of_a_run_is_not_followed(tmp_path, name, write, exists):
-    run, outside = stranger(tmp_path / "run"), tmp_path / "outside"
-    (run / name).symlink_to(outside)
-    is_file = "." in name
-    if exists and is_file:
+def linked(path, outside, exists):
+    """Make a link to a file or a folder outside, which may not exist."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(outside)
+    if exists and "." in path.name:
         outside.write_text("before")
     elif exists:
         outside.mkdir()
-    with pytest.raises(
-        (OSError, RunError, UserError), match="is a link, which is not followed; remove it"
-    ):
-        write(run)
-    if exists:
-        assert outside.read_text() == "before" if is_file else not list(outside.iterdir())
-    else:
-        assert not outside.exists()
-    assert "main" not in logging.root.manager.loggerDict or not any(
-        getattr(handler, "baseFilename", "").startswith(str(tmp_path))
-        for handler in logging.getLogger("main").handlers
-    )
+
+
+def unchanged(outside, exists):
+    if not exists:
+        return not os.path.lexists(outside)
+    return outside.read_text() == "before" if outside.is_file() else not os.listdir(outside)
+
+
+@pytest.mark.parametrize("exists", [True, False])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("train.log", "metrics.jsonl", "pictures", "profile", "tables/deep", "model/mlp.py"),
+        *("model", "user_modules/my.py", "wandb", "mlruns/0/1/params/loss", "former_1"),
+        *("checkpoint-epoch_1.orbax/arrays", "wandb/x/logs/debug-folder.log/a"),
+    ],
+)
+def test_a_run_with_a_link_that_leads_out_of_it_is_not_resumed(tmp_path, name, exists):
+    run, outside = stranger(tmp_path / "run"), tmp_path / "outside"
+    linked(run / name, outside, exists)
+    for command in (["--resume", run], ["-c", run / "config.json", "--resume", run]):
+        code, _, err = call(tmp_path, *command)
+        assert code == 2 and f"{run / name}: is a link that leads out of {run}" in err
+    assert unchanged(outside, exists)
+    with pytest.raises(UserError, match="is a link that leads out of"):
+        Lock(run)  # as `fit` takes it
+
+
+def test_links_that_stay_inside_and_those_of_wandb_are_allowed(tmp_path):
+    logs = tmp_path / "run" / "wandb" / "offline-run-1" / "logs"
+    logs.mkdir(parents=True)
+    (tmp_path / "run" / "wandb" / "latest-run").symlink_to("offline-run-1")
+    (tmp_path / "run" / "circular").symlink_to("circular")
+    (logs / "debug-core.log").symlink_to(tmp_path / "core-debug.log")
+    check_links(tmp_path / "run")
+    (logs / "debug-folder.log").symlink_to(tmp_path)
+    with pytest.raises(UserError, match=r"debug-folder\.log: is a link that leads out of"):
+        check_links(tmp_path / "run")
+
+
+def stored_sweep(folder, **changes):
+    """A sweep of two trials that have not begun."""
+    folder.mkdir(parents=True)
+    keys = {"keys": {"loader.batch_size": [32, 64]}}
+    trials = [Trial(i, {"loader.batch_size": size}) for i, size in enumerate((32, 64))]
+    about = "mine.json", "test_loss", 1, 1, trials
+    sweep = Sweep(folder, parse_spec(keys, "grid", folder.name), VALID, *about)
+    sweep.save()
+    content = json.loads((folder / "sweep.json").read_text())
+    (folder / "sweep.json").write_text(json.dumps(content | changes))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name", ["program_000.stderr.txt", "trial_000", "trial_001/config.json", "comparison.html"]
+)
+def test_a_sweep_with_a_link_that_leads_out_of_it_is_not_resumed(tmp_path, name):
+    outside = tmp_path / "outside"
+    folder = stored_sweep(tmp_path / "grid", form="program", programs=[[0, 1]])
+    linked(folder / name, outside, exists=True)
+    for command in (["--resume", folder], ["--report", folder]):
+        code, out, err = captured(tmp_path, lambda c=command: sweep.main([*map(str, c)]))
+        assert code or command[0] == "--report", out
+        assert "is a link" in err or (code == 0 and name != "trial_000")
+        assert unchanged(outside, exists=True)
+
+
+def test_a_sweep_of_a_strangers_config_stays_in_the_folder_of_that_config(tmp_path):
+    here, outside = stranger(tmp_path / "here", title="T"), tmp_path / "outside"
+    linked(here / "saved" / "T" / "grid", outside, exists=True)
+    (tmp_path / "grid.json").write_text(json.dumps({"keys": {"seed": [0, 1]}}))
+    code, _, err = captured(here, lambda: sweep.main([str(tmp_path / "grid.json")]))
+    assert code == 2 and f"its runs would be written to {outside}" in err
+    assert unchanged(outside, exists=True)
+
+
+def test_a_run_that_is_a_link_is_not_found_by_auto(tmp_path):
+    mine = stranger(tmp_path / "mine")
+    here = stranger(tmp_path / "here", title="T")
+    (here / "saved" / "T").mkdir(parents=True)
+    (here / "saved" / "T" / "run").symlink_to(mine)
+    assert unfinished(here / "saved", "T") == (None, "No run of T to resume")
+
+
+def test_a_file_is_replaced_or_refused_where_it_is_a_link(tmp_path):
+    """By every function that writes files."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("before")
+    for name in ("a", "b"):
+        (tmp_path / name).symlink_to(outside / "file")
+    (tmp_path / "c").symlink_to(outside)
+    atomic_write(tmp_path / "a", b"new")
+    with pytest.raises(OSError, match="is a link, which is not followed; remove it"):
+        append(tmp_path / "b", "new")
+    with fresh_folder(tmp_path / "c") as fresh:
+        (fresh / "file").write_text("new")
+    assert (tmp_path / "a").read_text() == (tmp_path / "c" / "file").read_text() == "new"
+    assert (outside / "file").read_text() == "before"
+    assert sorted(os.listdir(tmp_path)) == ["a", "b", "c", "outside"]
 
 
 def test_a_jsonl_file_that_runs_share_may_be_a_link_of_the_users(tmp_path):

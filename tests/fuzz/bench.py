@@ -156,9 +156,10 @@ def limit_memory():
 
 def kinds():
     """{kind: the module that makes its mutants}"""
-    from tests.fuzz import checkpoints, configs, data, itself
+    from tests.fuzz import checkpoints, configs, data, itself, sweeps
 
-    return {"configs": configs, "checkpoints": checkpoints, "data": data, "itself": itself}
+    named = {"configs": configs, "checkpoints": checkpoints, "data": data, "sweeps": sweeps}
+    return named | {"itself": itself}
 
 
 def results(folder, kind, base, seed, quick=False):

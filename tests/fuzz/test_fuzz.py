@@ -10,13 +10,14 @@ import sys
 
 import pytest
 
-from tests.fuzz import bench, checkpoints, configs, data
+from tests.fuzz import bench, checkpoints, configs, data, sweeps
 from tests.processes import run
 
 SHARE = float(os.environ.get("FUZZ", "1"))
 # How many mutants of each base.
-COUNTS = {"configs": 2000, "checkpoints": 1000 // 3 + 1, "data": 500 // 10 + 1}
+COUNTS = {"configs": 2000, "checkpoints": 1000 // 3 + 1, "data": 500 // 10 + 1, "sweeps": 200}
 BASES = {"configs": configs.BASES, "checkpoints": tuple(checkpoints.BASES), "data": data.BASES}
+BASES["sweeps"] = tuple(sweeps.BASES)
 AT_ONCE = 250  # mutants of a test
 PARTS = [
     (kind, base, first)
@@ -55,6 +56,7 @@ def test_mutants_end_in_order_in_processes_of_their_own(tmp_path, kind, base):
 QUICK = [("configs", "configs/denoising_autoencoder.json", range(12)), ("data", "idx", range(20))]
 QUICK += [("data", "npy", range(10)), ("data", "tfrecord", range(1, 10, 2))]
 QUICK += [("data", base, range(10)) for base in ("text", "jsonl", "tokens", "csv")]
+QUICK += [("sweeps", "finished", range(40))]
 
 
 @needs_proc

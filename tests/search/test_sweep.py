@@ -1,6 +1,7 @@
 """A sweep from the first trial to the comparison: halving, kills, failures, the best config."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import chdir, contextmanager
+from functools import reduce
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -91,6 +93,35 @@ def test_a_stored_sweep_is_refused_if_any_of_its_trials_reaches_beyond_it(tmp_pa
     check_stored(sweep, trusted=True)
     with pytest.raises(UserError, match=r"/etc/rows\.jsonl"):
         check_stored(sweep, trusted=False)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "named"),
+    [
+        ("monitor", None, "monitor"),
+        ("programs", [1], "programs"),
+        ("programs", [[0, 7]], "trials"),
+        ("trials.1.number", 0, "trials"),
+        ("trials.0.values", {"other": 1}, "trials"),
+        ("trials.0.scores.0.1", math.nan, "trials.0.scores.0.1"),
+        ("trials.0.epochs", "\0", "trials.0.epochs"),
+        ("source", "base.json\ntouch x #", "source"),
+        ("config.checkpoint", [], "config"),
+        ("spec.keys.seed", {"uniform": [1]}, "spec: keys.seed: uniform: must be [low, high]"),
+    ],
+)
+def test_a_damaged_sweep_is_refused_with_the_place(tmp_path, path, value, named):
+    sweep = sweep_of(tmp_path, [[(1, 0.5)], []])
+    sweep.folder.mkdir(parents=True)
+    sweep.save()
+    content = json.loads((sweep.folder / "sweep.json").read_text())
+    *keys, last = path.split(".")
+    place = reduce(lambda node, key: node[int(key) if key.isdigit() else key], keys, content)
+    place[int(last) if last.isdigit() else last] = value
+    (sweep.folder / "sweep.json").write_text(json.dumps(content))
+    for option in ("--resume", "--report", "--best"):
+        code, _, err = captured(tmp_path, lambda o=option: main([o, str(sweep.folder)]))
+        assert code == 2 and err.startswith(f"{sweep.folder / 'sweep.json'}: ") and named in err
 
 
 def test_a_trial_that_failed_does_not_count_and_one_that_ended_early_stays(tmp_path):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ranges import local_path
 from training.checkpoint.storage import checkpoints, records
-from utils import UserError, quoted
+from utils import UserError, echo, quoted
 
 
 def checkpoint_at(path, best=False):
@@ -59,5 +59,5 @@ def chosen_checkpoint(path, best=False):
         which = f" (the newest; --best takes {own}, {why})" if own else " (the newest)"
         if name == own:
             which = f" (the best: {why})"
-    print(f"Checkpoint: {file}{which}", file=sys.stderr)
+    echo(f"Checkpoint: {file}{which}", file=sys.stderr)
     return file

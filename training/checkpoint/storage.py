@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import jax
 
+from file_io import remove
 from training.base import key_data
 from training.checkpoint import orbax_folder, safetensor_file
 from training.checkpoint.record import check_record
@@ -218,7 +219,4 @@ def remove_leftovers(folder):
     former = folder.glob(".checkpoint-*.former")
     leftovers += [path for path in former if path.with_name(path.stem[1:]).exists()]
     for path in leftovers:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+        remove(path)

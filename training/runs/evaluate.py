@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from data_loader.base import fingerprints_of, loaded
-from file_io import MOST_LINES, lines_of, parse_json, read_json
+from file_io import MOST_LINES, append, lines_of, parse_json, read_json
 from training.checkpoint import storage
 from training.checkpoint.choice import chosen_checkpoint
 from training.checkpoint.pretrained import with_base
@@ -34,8 +34,8 @@ from training.runs.recovery import weights_of
 from training.runs.resume import run_folder_of
 from training.runs.sets import split_sets
 from training.trainer import Trainer
-from training.watching.metric_log import append, json_safe
-from utils import DONE, Damaged, UserError
+from training.watching.metric_log import json_safe
+from utils import DONE, Damaged, UserError, echo
 
 logger = logging.getLogger("main")
 
@@ -157,7 +157,7 @@ class Best:
         for name, value in self.kept.best:
             monitor = self.options.monitor
             path = next(iter(storage.files(self.folder, name)), self.folder / name)
-            print(f"Best by {monitor}: {path} ({value:.4f})", file=sys.stderr)
+            echo(f"Best by {monitor}: {path} ({value:.4f})", file=sys.stderr)
 
 
 def rows(path):

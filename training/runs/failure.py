@@ -18,8 +18,10 @@ from utils import (
     RunError,
     UserError,
     cut,
+    echo,
     first_line,
     is_out_of_memory,
+    printable,
     where_and_why,
 )
 
@@ -72,13 +74,14 @@ def fail(error, code):
     """Print one error message, also to the run's log, and return the exit code."""
     message = cut(str(error), LONGEST_ERROR)
     with suppress(OSError):  # standard error may be a file on a full disk
-        print(message, file=sys.stderr)
+        echo(message, file=sys.stderr)
     to_log(message)
     return code
 
 
 def to_log(message):
     """Write an error to the run's log alone. Return whether there is a log."""
+    message = printable(message)
     record = logger.makeRecord(logger.name, logging.ERROR, __file__, 0, message, (), None)
     handlers = [each for each in file_handlers() if os.path.exists(each.baseFilename)]
     for handler in handlers:

@@ -19,7 +19,7 @@ from training.trainer import Trainer
 from training.transforms import check_rate
 from training.update import first_bad_step
 from training.watching.console import silenced
-from utils import DONE, RunError, UserError
+from utils import DONE, RunError, UserError, echo
 
 RANGE = 1000.0  # from a thousandth of the config's rates to a thousand times
 FEWEST = 20  # steps
@@ -70,7 +70,7 @@ def find_lr(parts, steps):
     ended = "" if len(losses) == steps else ", where the loss exploded"
     span = f"{name} from {short(first * factors[0])} to {short(first * factors[-1])}{ended}"
     lines = [f"{len(losses)} steps with {span}", *lines_of_result(result, rates, name, first)]
-    print(*lines, sep="\n")
+    echo(*lines, sep="\n")
     target = Path(parts.checkpoint.dir) / parts.title / "find-lr.html"
     target.parent.mkdir(parents=True, exist_ok=True)
     ring = result.suggested and 1 + int(np.argmin(abs(np.log(factors / result.suggested))))

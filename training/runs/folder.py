@@ -12,11 +12,12 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
 from data_loader.base import fingerprints_of, has_items, length
-from file_io import atomic_write, inside, locked, parse_json, read_file
+from file_io import atomic_write, fresh_folder, locked, parse_json, read_file
 from training.watching import metric_log
 from training.watching.metric_log import json_safe
 from utils import PACKAGE, RunError, UserError, quoted, relative_path
@@ -113,11 +114,10 @@ def copy_code(folder, root, own_files):
     ignored = shutil.ignore_patterns("__pycache__")
     target = folder / "model"
     try:
-        inside(folder, "model")
-        shutil.copytree(Path(root) / "model", target, ignore=ignored, dirs_exist_ok=True)
+        with fresh_folder(target) as fresh:
+            shutil.copytree(Path(root) / "model", fresh, ignore=ignored, dirs_exist_ok=True)
         for path in changed_code(folder, own_files):
             target = folder / USER_MODULES / path
-            inside(folder, USER_MODULES, path)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(own_files[path], target)
     except shutil.Error as error:  # it lists every file; the first one is enough
@@ -193,10 +193,6 @@ def cut_back(folder, lengths, names):
     """Cut logs back to the bytes that they had when a checkpoint was taken. A log that is not in
     `lengths` did not exist then."""
     for path in [Path(folder) / name for name in names]:
-        if path.is_symlink():
-            raise UserError(
-                f"{path}: is a link to another file, which is not cut back with the run; remove it"
-            )
         size, length = path.stat().st_size if path.exists() else 0, lengths.get(path.name, 0)
         if size < length:
             message = "%s: is shorter than when the checkpoint was taken: lines are missing"
@@ -252,12 +248,37 @@ def source(dataset):
 
 
 def git_commit(root):
-    """The commit of the checkout, marked if it is not clean; None outside a checkout."""
-    folder = Path.cwd() if PACKAGE else root  # of the user's project, where pip installed Rawtree
-    command = ["git", "-C", str(folder), "describe", "--always", "--dirty"]
+    """The commit of Rawtree's own checkout, marked if it is not clean; elsewhere that of the user's
+    project, without a mark; None outside a checkout."""
+    if PACKAGE or not (Path(root) / ".git").exists():
+        return commit_read(Path.cwd() if PACKAGE else Path(root))
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
     command += ["--abbrev=40", "--exclude=*"]
     settings = {"capture_output": True, "encoding": "utf-8", "timeout": 10, "check": True}
     try:
         return subprocess.run(command, **settings).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def commit_read(folder):
+    """The commit that is checked out in a folder, or None. Git's files are only read: the folder
+    may be a stranger's, and git itself would run the programs that their configuration names."""
+    with suppress(OSError, ValueError, StopIteration):
+        git = next(path for at in (folder, *folder.parents) if (path := at / ".git").exists())
+        if git.is_file():  # the checkout is another worktree of a repository
+            git = git.parent / text_of(git).removeprefix("gitdir: ")
+        name, texts = "", [text_of(git / "HEAD")]
+        if texts[0].startswith("ref: "):
+            name = texts[0].removeprefix("ref: ")
+            if (git / "commondir").exists():
+                git /= text_of(git / "commondir")
+            files = git / name, git / "packed-refs"
+            texts = [text_of(file) for file in files if file.exists()]
+        found = re.search(rf"^([0-9a-f]{{40,64}})( {re.escape(name)})?$", "\n".join(texts), re.M)
+        return found and found[1]
+    return None
+
+
+def text_of(path):
+    return read_file(path).decode().strip()

@@ -9,7 +9,7 @@ from glob import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from file_io import inside, locked, read_json
+from file_io import check_links, inside, locked, read_json
 from training.checkpoint.keeper import LOGS
 from training.checkpoint.storage import (
     Checkpoint,
@@ -59,6 +59,7 @@ class Lock:
     """Keeps other processes from training in a folder, until it is closed or this process ends."""
 
     def __init__(self, folder):
+        check_links(folder)
         try:
             self.handle = locked(folder, wait=0.5)  # a report locks it for a moment
         except BlockingIOError:
@@ -80,6 +81,7 @@ def unfinished(base, title, run_name=None):
     name = escape(run_name) if run_name else "*"
     described = (Path(base) / title).glob(f"{name}/environment.json")
     folders = [path.parent for path in described if (path.parent / "config.json").exists()]
+    folders = [path for path in folders if not path.is_symlink()]  # it may lead anywhere
     reasons = []
     for folder in sorted(folders, key=begun, reverse=True):
         if (folder / FINISHED).exists() and not run_name:
@@ -132,6 +134,7 @@ def open_at(named, run_name):
         is_newest = name == list(checkpoints(folder))[-1]
         own_name = read_json(folder / "config.json").get("run_name")
         if not is_newest or (run_name and run_name not in (own_name, folder.name)):
+            check_links(folder)
             checkpoint = read_all(name, files(folder, name), whole=True)
             return OpenedRun(folder, checkpoint, None, [], branches=True)
     return open_run(folder, named)
@@ -239,7 +242,7 @@ def describe_again(opened, record, sets, root, own_files, override):
         names = ", ".join(map(str, changed))
         message = "Your code has changed since the checkpoint: %s; the copies are replaced"
         logger.warning(message, names)
-    if changed or override:
+    if changed or override or not (folder / "model").exists():
         run_folder.copy_code(folder, root, own_files)
     run_folder.update(folder, record, root)
 

@@ -9,7 +9,7 @@ import warnings
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from file_io import inside, read_value
+from file_io import read_value
 from utils import UserError
 
 SETTINGS = "logger_config.json"
@@ -50,19 +50,13 @@ def set_up_logging(root, file):
     settings = read_settings(root)
     for handler in settings["handlers"].values():
         if isinstance(handler.get("filename"), str):
-            handler["filename"] = str(within(file.parent, handler["filename"]))
+            handler["filename"] = str(file.parent / handler["filename"])
             Path(handler["filename"]).parent.mkdir(parents=True, exist_ok=True)
-    inside(file.parent, file.name)
     logging.config.dictConfig(settings)
     if os.path.abspath(file) not in [handler.baseFilename for handler in file_handlers()]:
         handler = logging.FileHandler(file, encoding="utf-8")
         handler.setFormatter(logging.Formatter(LINE))
         logger.addHandler(handler)
-
-
-def within(folder, name):
-    """The path of a log file, which is in the folder of the run if its name is relative."""
-    return Path(name) if Path(name).is_absolute() else inside(folder, name)
 
 
 def file_handlers():

@@ -1,16 +1,14 @@
 """Log lines: on the console, in metrics.jsonl, one JSON object per line, and to the trackers."""
 
-import errno
 import json
 import logging
 import math
-import os
 import time
 from pathlib import Path
 
 import numpy as np
 
-from file_io import Unreadable, lines_of, parse_json
+from file_io import append, lines_of, parse_json
 from training.devices.placing import fetched
 from training.devices.processes import several
 from training.options import LoggingOptions
@@ -207,27 +205,3 @@ def line_of(row):
 def json_safe(row):
     """The row with null for what is not finite, which JSON cannot express."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-
-
-def without_links(path, flags):
-    """Open a file to write, but do not follow a link, nor wait for the reader of a pipe."""
-    plain = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    try:
-        return os.open(path, flags | plain, 0o666)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EMLINK):  # EMLINK: on FreeBSD
-            raise Unreadable("it is a link, which is not followed; remove it") from error
-        raise
-
-
-def append(path, text):
-    """Append a text to a file, all of it or nothing."""
-    with open(path, "ab", buffering=0, opener=without_links) as file:
-        before = file.tell()
-        try:
-            data = text.encode()
-            while data:
-                data = data[file.write(data) :]
-        except OSError:
-            file.truncate(before)
-            raise

@@ -30,7 +30,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from file_io import atomic_write, inside
+from file_io import atomic_write
 from utils import RunError, UserError, first_line, format_bytes
 
 logger = logging.getLogger("main")
@@ -250,7 +250,7 @@ class PictureFiles:
     report."""
 
     def start(self, about):
-        self.folder = inside(about.folder, "pictures")
+        self.folder = about.folder / "pictures"
 
     def image(self, step, name, png):
         self.folder.mkdir(exist_ok=True)

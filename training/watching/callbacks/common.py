@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from file_io import MOST_LINES, atomic_write, inside, parse_json, read_file
+from file_io import MOST_LINES, append, atomic_write, parse_json, read_file
 from training.loss import along
 from training.metrics import classes
-from training.watching.metric_log import append
 from utils import RunError, UserError
 
 logger = logging.getLogger("main")
@@ -87,8 +86,8 @@ def write_numbers(view, name, content):
     """Write the numbers of a picture, as JSON, into the run folder's pictures/, if it has one."""
     if view.folder is None:
         return
-    with write_errors(view, view.folder / "pictures"):
-        folder = inside(view.folder, "pictures")
+    folder = view.folder / "pictures"
+    with write_errors(view, folder):
         folder.mkdir(exist_ok=True)
         atomic_write(folder / name, json.dumps(content).encode())
 

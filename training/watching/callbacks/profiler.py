@@ -6,7 +6,6 @@ import time
 
 import jax
 
-from file_io import Unreadable, inside
 from ranges import Count, Positive, checked
 from training.base import Callback
 from training.watchers import NEVER
@@ -109,7 +108,4 @@ class Profiler:
 
 def folder_of(view, step):
     """The folder of the trace that begins after a step."""
-    try:
-        return inside(view.folder, "profile", f"step_{step}")
-    except Unreadable as error:
-        raise UserError(f"profiler: {error}") from error
+    return view.folder / "profile" / f"step_{step}"

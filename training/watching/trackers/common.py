@@ -6,7 +6,7 @@ from pathlib import PurePath
 
 import numpy as np
 
-from file_io import MOST_LINES, inside, read_file
+from file_io import MOST_LINES, read_file
 from utils import UserError
 
 BINS = 64
@@ -43,13 +43,6 @@ def check_file_name(file, may_be_absolute=False):
 def existing_text(path):
     """The text of a file that a tracker continues."""
     return read_file(path, MOST_LINES).decode()
-
-
-def made_inside(folder, file):
-    """The path of a tracker's file in the folder of a run; makes the file's own folder."""
-    path = inside(folder, file)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
 
 
 def flattened(config, prefix=""):

@@ -3,11 +3,10 @@
 import io
 from csv import reader, writer
 
-from file_io import atomic_write
+from file_io import append, atomic_write
 from ranges import LocalPath
 from training.base import Tracker
-from training.watching.metric_log import append
-from training.watching.trackers.common import check_file_name, existing_text, made_inside
+from training.watching.trackers.common import check_file_name, existing_text
 
 
 def csv(file: LocalPath = "metrics.csv") -> Tracker:
@@ -23,7 +22,8 @@ class Csv:
         self.file = file
 
     def start(self, about):
-        self.path = made_inside(about.folder, self.file)
+        self.path = about.folder / self.file
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         self.columns = ["step"]
         if about.step and self.path.exists():
             self.columns = self.rows()[0]

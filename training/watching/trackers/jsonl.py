@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from file_io import atomic_write, parse_json
+from file_io import append, atomic_write, parse_json
 from ranges import LocalPath, NeedsTrust
 from training.base import Tracker
-from training.watching.metric_log import append, json_safe
-from training.watching.trackers.common import check_file_name, existing_text, made_inside
+from training.watching.metric_log import json_safe
+from training.watching.trackers.common import check_file_name, existing_text
 
 
 def is_elsewhere(file):
@@ -38,11 +38,9 @@ class Jsonl:
         self.file, self.shared = file, Path(file).is_absolute()
 
     def start(self, about):
-        if self.shared:  # the user may have made it a link
-            self.path = Path(self.file).resolve()
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        else:
-            self.path = made_inside(about.folder, self.file)
+        path = about.folder / self.file
+        self.path = path.resolve() if self.shared else path  # the user may have made it a link
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         self.run = {"run": about.folder.name, "title": about.title}
         if not self.path.exists():
             return

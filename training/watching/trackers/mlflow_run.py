@@ -6,7 +6,7 @@ import time
 from io import BytesIO
 from typing import Annotated
 
-from file_io import atomic_write, inside, read_file
+from file_io import atomic_write, read_file
 from ranges import NeedsTrust
 from training.base import Tracker
 from training.watching.trackers.common import flattened, needs
@@ -58,12 +58,12 @@ class Mlflow:
         uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI")
         if not uri:
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-            uri = inside(about.folder, FOLDER).absolute().as_uri()
+            uri = (about.folder / FOLDER).absolute().as_uri()
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
 
         self.client, self.step = MlflowClient(tracking_uri=uri), about.step
-        id_file = inside(about.folder, ID_FILE)
+        id_file = about.folder / ID_FILE
         if id_file.exists():
             self.id = read_file(id_file).decode(errors="replace").strip()
             try:

@@ -28,7 +28,7 @@ class TensorBoard:
 
         name = f"events.out.tfevents.{time():.6f}.{socket.gethostname()}.{os.getpid()}"
         # Without a buffer, what was written outlives the process.
-        self.file = open(about.folder / name, "ab", buffering=0)  # noqa: SIM115
+        self.file = open(about.folder / name, "xb", buffering=0)  # noqa: SIM115
         self.last, self.step = {}, about.step
         self.write(0, file_version="brain.Event:2")
         self.void_from(about.step + 1 if about.step else 0)

@@ -7,7 +7,7 @@ import re
 from io import BytesIO
 from typing import Annotated, Literal
 
-from file_io import atomic_write, inside, read_file
+from file_io import atomic_write, read_file
 from ranges import NeedsTrust
 from training.base import Tracker
 from training.watching.trackers.common import counts_and_edges, flattened, needs
@@ -63,7 +63,6 @@ class Wandb:
         self.options = {"group": group, "entity": entity, "tags": tags or None}
 
     def start(self, about):
-        inside(about.folder, "wandb")
         import wandb
 
         refuse_without_login(self.mode)
