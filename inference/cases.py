@@ -3,11 +3,12 @@
 import sys
 
 import jax
+import numpy as np
 
 from inference.examples import Examples
 from inference.lowering.trace import UNBATCHED, describe, of_batch
-from inference.samples import random_inputs, resized_inputs
-from inference.verify import BATCHES, check_finite, repeated, take
+from inference.samples import is_constant, random_inputs, resized_inputs
+from inference.verify import BATCHES, check_finite, repeated, sizes_at, take
 from utils import RunError, UserError, echo
 
 
@@ -69,6 +70,7 @@ def inputs_of(exportable, known, size, tables, tried, is_real_only):
     inputs = {kind: repeated(take(x, 0, size), size) for kind, x in known.items()}
     seen = next(iter(known.values()), None)
     if not is_real_only:
+        say_constant(seen or {}, tables)
         inputs = {"random": random_inputs(exportable, size, seen, tables)} | inputs
     for sizes, shapes in tried:
         kind = next(iter(inputs))
@@ -80,13 +82,36 @@ def inputs_of(exportable, known, size, tables, tried, is_real_only):
     return inputs
 
 
-def cases_of(reference, inputs, size):
+def say_constant(seen, tables):
+    """Say which random inputs do not have the range of the real ones, which have none."""
+    for name, array in seen.items():
+        if is_constant(array):
+            number = array.reshape(-1)[0]
+            drawn = "standard normal" if array.dtype.kind == "f" else "between 0 and it"
+            drawn = f"any of the {tables[name]} rows of its table" if name in tables else drawn
+            echo(f"{name}: is {number} everywhere, so random inputs are {drawn}", file=sys.stderr)
+
+
+def check_varied(samples, tables, source):
+    """Raise if int8 cannot take its ranges from these inputs, since one of them is constant. Counts
+    may be, such as the lengths of sequences: integers that are neither pixels nor index a table."""
+    for name in samples[0]:
+        arrays = [sample[name] for sample in samples]
+        is_count = arrays[0].dtype.kind in "iu" and arrays[0].itemsize > 1 and name not in tables
+        if np.ndim(arrays[0]) and not is_count and is_constant(np.concatenate(arrays)):
+            number = arrays[0].reshape(-1)[0]
+            why = f"where all numbers of the input {name} are {number}; pass real inputs"
+            raise UserError(f"--quantize int8: takes its ranges from {source}, {why}")
+
+
+def cases_of(reference, inputs, batches):
     """{kind: (inputs, expected)}; see `verify`. Random inputs are left out if JAX returns no finite
     number for them, and there are others."""
     cases = {kind: (batch, reference.outputs(batch)) for kind, batch in inputs.items()}
     for kind, (_, expected) in list(cases.items()):
         try:
-            check_finite(expected(size))
+            for size in sizes_at(kind, batches):
+                check_finite(expected(size))
         except RunError as error:
             if not kind.startswith("random") or len(cases) == 1:
                 raise RunError(f"on {kind} inputs, {error}") from error

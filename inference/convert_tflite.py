@@ -224,7 +224,7 @@ def checked(arguments):
             "use letters, digits, '-', '_', '.' and spaces"
         )
     if arguments.quantize and "stablehlo" in arguments.formats:
-        raise UserError("--quantize: does not apply to stablehlo; leave it out of --formats")
+        raise UserError("--quantize: does not apply to stablehlo; leave one of them out")
     if arguments.demo and "onnx" not in arguments.formats:
         raise UserError("--demo: runs the ONNX file; add onnx to --formats")
     if arguments.demo and arguments.batch not in (None, 1):

@@ -8,7 +8,7 @@ from data_loader.base import loaded as load_datasets
 from data_loader.loader import collate, collated
 from inference.load import prepare
 from inference.lowering.trace import UNBATCHED, named
-from inference.verify import take
+from inference.verify import rows_of, take
 from utils import UserError
 
 
@@ -89,7 +89,7 @@ class Rows:
 
     def __init__(self, inputs, batch):
         self.inputs = inputs
-        self.count = 1 if batch == UNBATCHED else len(next(iter(inputs.values())))
+        self.count = 1 if batch == UNBATCHED else rows_of(inputs)
 
     def first(self, count):
         """The first rows, or all if there is no batch."""
@@ -101,4 +101,6 @@ class Rows:
             return self.inputs
         count = min(count, self.count)
         rows = np.arange(count) * self.count // count
-        return {name: array[rows] for name, array in self.inputs.items()}
+        return {
+            name: array[rows] if np.ndim(array) else array for name, array in self.inputs.items()
+        }

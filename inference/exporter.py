@@ -9,7 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from inference.cases import cases_of, check_sizes, inputs_of, known_inputs, load_examples
+from inference.cases import (
+    cases_of,
+    check_sizes,
+    check_varied,
+    inputs_of,
+    known_inputs,
+    load_examples,
+)
 from inference.demo.page import write_demo
 from inference.excluded import excluded_names
 from inference.float32_weights import float32_weights, warning
@@ -29,6 +36,7 @@ from inference.verify import (
     TOLERANCE,
     Reference,
     repeated,
+    rows_of,
     run_in_batches,
     scores,
     take,
@@ -45,17 +53,25 @@ class Exporter:
     """Exports one model, an `Exportable`; `arguments` are those of the command line.
 
     `examples` take the place of the config's data. TensorFlow and the runtimes work in the process
-    of `child`; `check` raises the KeyboardInterrupt of a Ctrl-C that a package has caught.
+    of `child`; `check` raises the KeyboardInterrupt of a Ctrl-C that a package has caught; `words`
+    turns a message of the command line into one for the caller.
     """
 
     def __init__(
-        self, arguments, exportable, child, check=lambda: None, progress=None, examples=None
+        self,
+        arguments,
+        exportable,
+        child,
+        check=lambda: None,
+        progress=None,
+        examples=None,
+        words=str,
     ):
         exportable = renamed(
             exportable, arguments.input_names, arguments.output_names, arguments.batch
         )
         self.arguments, self.exportable = arguments, exportable
-        self.child, self.check = child, check
+        self.child, self.check, self.words = child, check, words
         self.progress = progress or (lambda step: None)
         is_batched = arguments.batch != UNBATCHED
         self.free = free_axes(exportable.inputs, parse_free(arguments.free), int(is_batched))
@@ -79,7 +95,10 @@ class Exporter:
         self.size = max(self.batches)
         self.progress("computing what the files must return, in JAX")
         self.reference = Reference(exportable)
-        self.cases = cases_of(self.reference, self.inputs(tried), self.size)
+        self.cases = cases_of(self.reference, self.inputs(tried), self.batches)
+        if self.samples:
+            source = self.examples.source if self.examples else "--inputs"
+            check_varied(self.samples, table_sizes(self.traced), source)
         self.before = self.scores(self.reference) if arguments.quantize else None
 
     def inputs(self, tried):
@@ -118,13 +137,13 @@ class Exporter:
             return self.report_by("native", format, path)
         except Exception as error:
             self.check()
-            message = described(error)
+            message = self.words(described(error))
             echo(f"{format}: {message}; trying jax2tf instead", file=sys.stderr)
         remove(path)
         try:
             return self.report_by("jax2tf", format, path) | {"native_fails": message}
         except Exception as error:
-            if (second := described(error)) == message:
+            if (second := self.words(described(error))) == message:
                 raise RunError(message) from error
             raise RunError(f"{message}; by jax2tf: {second}") from error
 
@@ -245,7 +264,7 @@ class Exporter:
         inputs = examples.spread(self.arguments.samples) if examples else self.own
         if size == UNBATCHED:
             return [inputs]
-        count = len(next(iter(inputs.values())))
+        count = rows_of(inputs)
         return [repeated(take(inputs, start, size), size) for start in range(0, count, size)]
 
     def scores(self, model):

@@ -9,9 +9,11 @@ Each file is verified against JAX before it is moved to its place.
 
 import inspect
 import os
+import re
 import tempfile
 from collections import OrderedDict
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,31 +24,60 @@ from inference.child import Child
 from inference.convert_tflite import FORMATS, parse
 from inference.examples import Rows
 from inference.exporter import Exporter
-from inference.load import NHWC, Exportable
-from inference.lowering.trace import UNBATCHED, named
+from inference.load import NHWC, Exportable, Form, forward
+from inference.loaded import Loaded
+from inference.lowering.trace import UNBATCHED, Scalar, named
 from inference.metadata import add_metadata
 from inference.packages import first_import
 from inference.signatures import check_signatures, merged
 from model.base import Model
-from utils import UserError, named_leaves
+from model.layers.blocks import unrolled
+from utils import RunError, UserError, named_leaves
 
 # Options of the command line that are about checkpoints and configs.
 NOT_OPTIONS = {"weights", "config", "overrides", "name", "out", "force", "trust", "formats", "demo"}
 NOT_OPTIONS |= {"input", "input_layout", "with_preprocess", "with_softmax", "shape"}
+# An option in a message of the command line, and its value if that is a number or a text.
+FLAG = re.compile(
+    r"(?<![\w./-])--([a-z]+(?:-[a-z]+)*)"
+    r"(?: (?:(N|\d+)\b(?!:)|([A-Z]+\.npz|\d+:[\w:*-]+|int8|native)))?"
+)
 
 
+@contextmanager
+def python_names():
+    """Write the options in messages as arguments in Python."""
+    try:
+        yield
+    except (UserError, RunError) as error:
+        error.args = (as_arguments(str(error)),)
+        raise
+
+
+def as_arguments(message):
+    """A message of the command line in which `--free 1:n` has become `free="1:n"`."""
+
+    def argument(match):
+        name, number, text = match[1].replace("-", "_"), match[2], match[3]
+        return f"{name}={number}" if number else f'{name}="{text}"' if text else name
+
+    return FLAG.sub(argument, message.replace("--formats onnx", "a path that ends in .onnx"))
+
+
+@python_names()
 def export(function, params, example, path, *, state=None, classes=(), batched=True, **options):
     """Write `function(params, example)` as a file, .onnx, .tflite or .stablehlo; return its report.
 
     `function` is a function, or a Model, of which `state` are the running statistics. `params` is
-    any tree of arrays, or None for a function of the example alone. `example` is an array or a tree
+    any tree of arrays, or None for a function of the example alone, or for the weights of what
+    `load` returns, whose file takes raw inputs, like its `predict`. `example` is an array or a tree
     of arrays; a tuple holds several arguments. Its values are real inputs: the file is verified on
     them, and int8 takes its ranges from them.
 
     `classes` are the names of the classes, which are stored in the file. With `batched`, the first
-    axis of every input is a batch of any size; without it, all sizes are those of the example.
-    `options` are those of the command line: free=["1:length"], opset=18, quantize="int8", batch=4,
-    input_names=["image"], output_names=["logits"], route="native".
+    axis of every input but scalars is a batch of any size; without it, all sizes are those of the
+    example. `options` are those of the command line: free=["1:length"], opset=18, quantize="int8",
+    batch=4, input_names=["image"], output_names=["logits"], route="native".
     """
     path = Path(path)
     arguments = parsed(path, batched, options)
@@ -58,6 +89,7 @@ def export(function, params, example, path, *, state=None, classes=(), batched=T
     return report
 
 
+@python_names()
 def export_signatures(functions, params, path, *, batched=True, **options):
     """Write several functions as one TFLite file with a signature for each; return their reports.
 
@@ -90,6 +122,8 @@ def export_signatures(functions, params, path, *, batched=True, **options):
 @contextmanager
 def working(path):
     """(a folder beside a file, a Child in which TensorFlow and the runtimes work), for a while."""
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; name the file to write, such as {path / 'a.onnx'}")
     folder = tempfile.TemporaryDirectory(dir=existing_folder(path.parent))
     formats = [path.suffix[1:].lower()]
     with folder as name, Child(first_import(formats)) as child:
@@ -102,7 +136,9 @@ def write(child, function, params, state, example, path, arguments, classes=()):
     """(the report of a verified file, the example's arrays under the names of its inputs)"""
     exportable = as_exportable(function, params, state, example, arguments.batch, classes)
     inputs = example_arrays(exportable, arguments, example)
-    exporter = Exporter(arguments, exportable, child, examples=Rows(inputs, arguments.batch))
+    rows = Rows(inputs, arguments.batch)
+    exporter = Exporter(arguments, exportable, child, examples=rows, words=as_arguments)
+    check_classes(classes, exporter.traced.outputs)
     return exporter.report(arguments.formats[0], path), inputs
 
 
@@ -135,6 +171,14 @@ def parsed(path, batched, options):
 def as_exportable(function, params, state, example, batch, classes=()):
     """The function, its weights and its inputs as those of a checkpoint."""
     check_example(example)
+    config, form = {}, NHWC
+    if isinstance(function, Loaded):
+        loaded, config, form = function, function.config, Form(preprocess=True)
+        params = unrolled(loaded.params) if params is None else params
+        state = unrolled(loaded.state) if state is None else state
+        classes = list(classes) or loaded.classes
+        function = loaded.model._replace(apply=partial(apply_loaded, loaded))
+    check_state(function, state)
     names, static, structure = named_leaves(params), {}, jax.tree.structure(params)
     for name, leaf in names.items():
         if not hasattr(leaf, "dtype"):
@@ -152,8 +196,38 @@ def as_exportable(function, params, state, example, batch, classes=()):
     inputs = jax.tree.map(example_spec, tree)
     if batch != UNBATCHED:
         inputs = without_batch(inputs)
-    parts = SimpleNamespace(data=None, facts={}, config={}, loss=None, metrics={}, preprocess=())
-    return Exportable(run, weights, inputs, (), NHWC, parts, "", {"classes": list(classes)})
+    parts = {"data": None, "facts": {}, "loss": None, "metrics": {}, "preprocess": ()}
+    parts = SimpleNamespace(**parts, config=config)
+    return Exportable(run, weights, inputs, (), form, parts, "", {"classes": list(classes)})
+
+
+def apply_loaded(loaded, params, state, x):
+    """`Model.apply` of a loaded model for raw inputs."""
+    weights = {"params": params, "state": state}
+    return forward(loaded.model, loaded.preprocess, NHWC, weights, x), state
+
+
+def check_state(function, state):
+    """Raise unless the state is given to a Model that has one."""
+    if not isinstance(function, Model):
+        if state:
+            fix = "pass it with params, as one tree, to a function that takes both"
+            raise UserError(f"export: state is for a Model; {fix}")
+        return
+    _, shapes = jax.eval_shape(function.init, jax.random.key(0))
+    if missing := named_leaves(shapes).keys() - named_leaves(state or {}).keys():
+        fix = "pass state=, the second tree that init and fit return with the params"
+        raise UserError(f"export: the model has a state, such as {min(missing)!r}; {fix}")
+
+
+def check_classes(classes, outputs):
+    """Raise unless an output has one number for each class."""
+    if classes and all(leaf.shape[-1:] != (len(classes),) for leaf in outputs.values()):
+        shapes = ", ".join(f"{name} {list(leaf.shape)}" for name, leaf in outputs.items())
+        raise UserError(
+            f"export: classes has {len(classes)} names, but no output has as many numbers for each "
+            f"example: {shapes}"
+        )
 
 
 def caller(function, has_params):
@@ -204,17 +278,19 @@ def example_spec(leaf):
 
 
 def without_batch(inputs):
-    """The shapes of one example, without the batch that all inputs share."""
+    """The shapes of one example, without the batch that all inputs but scalars share."""
     leaves = named_leaves(inputs)
-    if len({leaf.shape[:1] for leaf in leaves.values()}) != 1 or () in {
-        leaf.shape for leaf in leaves.values()
-    }:
+    if len({leaf.shape[0] for leaf in leaves.values() if leaf.shape}) != 1:
         shapes = ", ".join(f"{name or 'input'} {list(leaf.shape)}" for name, leaf in leaves.items())
         raise UserError(
             f"export: the inputs do not have one batch axis in front: {shapes}; pass an example "
             "with one, or batched=False"
         )
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), inputs)
+
+    def of_example(leaf):
+        return leaf.update(shape=leaf.shape[1:]) if leaf.shape else Scalar((), leaf.dtype)
+
+    return jax.tree.map(of_example, inputs)
 
 
 def example_arrays(exportable, arguments, example):

@@ -6,7 +6,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from data_loader.npy_files import claimed
 from inference.lowering.equations import open_jaxpr
-from inference.lowering.trace import named, of_batch
+from inference.lowering.trace import Scalar, named, of_batch
 from training.checkpoint.probe import seeded_inputs
 from utils import UserError, check_memory, first_line
 
@@ -26,10 +26,10 @@ SAME_NUMBERS |= {
 
 def random_inputs(exportable, size, seen=None, tables=None):
     """Seeded random inputs: numbers between the smallest and the largest that each feature has in
-    the examples `seen`. Integers that index a table are less than its size in `tables`.
+    the examples `seen`. Integers that index a table are any of its rows, whose number is in
+    `tables`, or any token of a vocabulary.
 
-    Without examples, they are standard normal floats, and any token of a vocabulary or row of the
-    table.
+    Without examples, or where all numbers of these are equal, they are standard normal floats.
     """
     drawn = jax.tree.map(np.asarray, seeded_inputs(of_batch(exportable.inputs, size)))
     inputs = named(drawn, "input")
@@ -38,34 +38,41 @@ def random_inputs(exportable, size, seen=None, tables=None):
         is_integer = np.issubdtype(array.dtype, np.integer)
         known = [(tables or {}).get(name), exportable.parts.facts.get("vocab_size")]
         rows = min([count for count in known if count], default=None) if is_integer else None
-        if seen and array.dtype != bool and not (rows and known[1]):
-            axis = 1 if channels_first and array.ndim == 4 else array.ndim - 1
-            inputs[name] = drawn_like(seen[name], axis, array.shape, rows, random)
-        elif rows:
+        if rows:
             inputs[name] = random.integers(rows, size=array.shape).astype(array.dtype)
+        elif seen and array.dtype != bool and (is_integer or not is_constant(seen[name])):
+            axis = 1 if channels_first and array.ndim == 4 else array.ndim - 1
+            inputs[name] = drawn_like(seen[name], axis, array.shape, random)
     return inputs
 
 
-def drawn_like(seen, axis, shape, rows, random):
-    """Random numbers between the extremes that `seen` has for each feature, along this axis."""
-    is_integer = np.issubdtype(seen.dtype, np.integer)
-    numbers = seen if is_integer else np.nan_to_num(seen.astype(float), nan=0, posinf=0, neginf=0)
-    low, high = extremes(numbers, axis, shape)
-    if not is_integer:
-        return random.uniform(low, high, shape).astype(seen.dtype)
-    high = high if rows is None else np.minimum(high, rows - 1)
-    low = np.minimum(low, high)
+def is_constant(array):
+    """Whether all numbers are equal; a scalar has no others, so it is constant only if it is 0."""
+    return array.dtype != bool and array.min() == array.max() and (array.ndim > 0 or array == 0)
+
+
+def drawn_like(seen, axis, shape, random):
+    """Random numbers between the extremes that `seen` has for each feature, along this axis; around
+    a single float, between a half of it and one and a half; if all integers are equal, from 0 to
+    them."""
+    if not np.issubdtype(seen.dtype, np.integer):
+        numbers = np.nan_to_num(seen.astype(float), nan=0, posinf=0, neginf=0)
+        ends = extremes(numbers, axis, shape) if seen.ndim else (numbers / 2, numbers * 3 / 2)
+        return random.uniform(*ends, shape).astype(seen.dtype)
+    low, high = extremes(seen, axis, shape)
+    if is_constant(seen):
+        low, high = min(low, 0), max(high, 1)
     return random.integers(low, high, shape, endpoint=True).astype(seen.dtype)
 
 
 def extremes(numbers, axis, shape):
     """The smallest and largest numbers of each feature, or those of all features together if this
-    shape has another number of features, or there is only one row."""
+    shape has another number of features, or no feature has two numbers."""
     axes = tuple(i for i in range(numbers.ndim) if i != axis or numbers.ndim == 1)
     low, high = numbers.min(axes, keepdims=True), numbers.max(axes, keepdims=True)
     is_other_count = numbers.ndim > 1 and numbers.shape[axis] != shape[axis]
-    is_one_row = numbers.ndim > 1 and numbers.size == numbers.shape[axis]
-    return (numbers.min(), numbers.max()) if is_other_count or is_one_row else (low, high)
+    is_together = is_other_count or (low == high).all()
+    return (numbers.min(), numbers.max()) if is_together else (low, high)
 
 
 def resized_inputs(inputs, shapes):
@@ -139,12 +146,13 @@ def own_inputs(path, exportable, is_batched=True):
     if missing := [name for name in specs if name not in arrays]:
         found = ", ".join(arrays) or "nothing"
         raise UserError(f"--inputs: {path}: has no {', '.join(missing)}, only {found}")
+    batched = {name: is_batched and not isinstance(spec, Scalar) for name, spec in specs.items()}
     arrays = {
-        name: as_spec(path, name, arrays[name], spec, is_batched) for name, spec in specs.items()
+        name: as_spec(path, name, arrays[name], spec, batched[name]) for name, spec in specs.items()
     }
     if not is_batched:
         return arrays
-    lengths = {name: len(array) for name, array in arrays.items()}
+    lengths = {name: len(array) for name, array in arrays.items() if batched[name]}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         raise UserError(f"--inputs: {path}: needs one row per input in every array, got {lengths}")
     return arrays
@@ -159,6 +167,6 @@ def as_spec(path, name, array, spec, is_batched=True):
     if not fits or not (all(is_float) or np.array_equal(array, array.astype(spec.dtype))):
         takes = f"{spec.dtype}{[*['any'][:is_batched], *spec.shape]}".replace("'", "")
         found = f"{array.dtype}{list(array.shape)}"
-        fix = "pass what the file takes, preprocessed unless it does that (--with-preprocess)"
+        fix = "pass what the file takes, preprocessed unless the file does that"
         raise UserError(f"--inputs: {path}: the file takes {name} {takes}, got {found}; {fix}")
     return array.astype(spec.dtype)

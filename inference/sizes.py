@@ -31,14 +31,12 @@ class Free(NamedTuple):
     high: int | None
 
     def others(self, size):
-        """Two sizes besides `size` at which a file is tried, unusual ones where that is allowed."""
+        """The sizes besides `size` at which a file is tried: the smallest, the largest, or a larger
+        one if there is none, and one between them."""
         low = -(-(self.low or 1) // self.factor) * self.factor
-        high = self.high // self.factor * self.factor if self.high else None
-        smaller = (size // 2 // self.factor + 1) * self.factor
-        if smaller >= size:
-            smaller = size - self.factor or size + self.factor
-        larger = size + 3 * self.factor
-        return tuple(max(low, min(n, high) if high else n) for n in (smaller, larger))
+        high = (self.high or size + 3 * self.factor) // self.factor * self.factor
+        middle = (size // 2 // self.factor + 1) * self.factor
+        return low, high, min(max(low, middle), high)
 
     def constraints(self):
         size = f"{self.factor}*{self.name}" if self.factor > 1 else self.name
@@ -117,18 +115,21 @@ def free_shapes(inputs, axes):
 
 
 def tried_shapes(inputs, axes):
-    """[({name: size}, a tree of shapes)]: two other choices of all free sizes."""
-    names, tried = list(dict.fromkeys(one.name for one in axes.values())), []
-    leaves = named_leaves(inputs)
-    for i in range(2 if axes else 0):
+    """[({name: size}, a tree of shapes)]: other choices of all free sizes."""
+    names, leaves = list(dict.fromkeys(one.name for one in axes.values())), named_leaves(inputs)
+    present = {one.name: leaves[name].shape[axis] for (name, axis), one in axes.items()}
+    tried = [present]
+    for i in range(3):
         # Where one size becomes smaller, the next becomes larger, so that no image stays square.
         sizes = {
-            one.name: one.others(leaves[name].shape[axis])[(i + names.index(one.name)) % 2]
-            for (name, axis), one in axes.items()
+            one.name: one.others(present[one.name])[(i + names.index(one.name)) % 3]
+            for one in axes.values()
         }
-        by_axis = {axis: sizes[one.name] for axis, one in axes.items()}
-        tried.append((sizes, resized(inputs, by_axis)))
-    return tried
+        tried += [sizes] if sizes not in tried else []
+    return [
+        (sizes, resized(inputs, {axis: sizes[one.name] for axis, one in axes.items()}))
+        for sizes in tried[1:]
+    ]
 
 
 def resized(inputs, sizes):
@@ -138,6 +139,6 @@ def resized(inputs, sizes):
     def leaf_of(leaf):
         name = next(names)
         shape = tuple(sizes.get((name, axis), size) for axis, size in enumerate(leaf.shape))
-        return jax.ShapeDtypeStruct(shape, leaf.dtype)
+        return leaf if shape == leaf.shape else jax.ShapeDtypeStruct(shape, leaf.dtype)
 
     return jax.tree.map(leaf_of, inputs)

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 from dataclasses import fields
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +23,10 @@ import yaml
 import sweep
 import train
 from inference import convert_tflite, predict
+from model.generate import Sampling, generate
+from model.gpt import gpt
 from training.devices.options import check_sharding
+from utils import named_leaves
 from wiring.build import Builder
 from wiring.config import SECTIONS, TOP_LEVEL, override, read
 from wiring.extends import merged
@@ -177,6 +181,27 @@ def mnist_files(folder):
     return {"pixels": np.random.default_rng(1).integers(0, 256, (3, 28, 28, 1), np.uint8)}
 
 
+def greedy_text(folder):
+    """Write the decode step of a decoder; returns its text of 50 tokens, in JAX, which is longer
+    than its context."""
+    from inference.language import step_function
+    from inference.lowering.trace import trace
+    from inference.to_onnx import write_onnx
+
+    model = gpt((12,), 11, dim=16, depth=1, norm="layer", bias=False)
+    params = jax.tree.map(lambda leaf: 5 * leaf, model.init(jax.random.key(0))[0])
+    cache = jax.eval_shape(lambda: model.cache(1)["cache"])
+    inputs = {"token": jax.ShapeDtypeStruct((), np.int32)} | {
+        name: leaf.update(shape=leaf.shape[1:]) for name, leaf in named_leaves(cache).items()
+    }
+    names = list(named_leaves(cache))
+    step = partial(step_function, model, jax.tree.structure(cache), names)
+    weights = {"params": jax.tree.map(np.asarray, params), "state": {}}
+    write_onnx(trace(step, weights, inputs), folder / "gpt_decode.onnx")
+    prompt = [7, 4, 9]
+    return [*prompt, *generate(model, params, [prompt], 47, Sampling(temperature=0))[0]]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", sorted({block.page for block in ALL_BLOCKS if block.runs}))
 def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
@@ -184,12 +209,14 @@ def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
     scope = {"__name__": page}
     if page == "export.md":
         scope |= mnist_files(tmp_path)
+        text = greedy_text(tmp_path)
     for block in blocks(page):
         if block.runs:
             assert block.language == "python"
             exec(compile(block.text, page, "exec"), scope)
     if page == "export.md":
         np.testing.assert_allclose(scope["logits"], scope["same"], rtol=1e-4, atol=1e-4)
+        assert scope["text"] == text
 
 
 def test_every_python_block_is_valid_python():

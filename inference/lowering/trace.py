@@ -16,6 +16,7 @@ from model.layers.op import marks_shown
 from utils import UserError, first_line, named_leaves
 
 UNBATCHED = -1  # in place of a batch size: the inputs have no batch axis
+LARGE = 4096  # a lower bound of sizes that decides comparisons with smaller numbers
 HIDDEN = (str(Path(jax.__file__).parent), __file__)  # files whose frames are not the user's code
 
 
@@ -57,11 +58,20 @@ def trace(function, weights, inputs, batch=None):
     return Traced(jaxpr, arrays, in_shapes, out_shapes, narrowest, tuple(compared))
 
 
+class Scalar(jax.ShapeDtypeStruct):
+    """An input that is one number for a whole batch, such as a temperature."""
+
+
 def of_batch(inputs, size):
     """The shapes of a batch, from those of one example."""
     if isinstance(size, int) and size == UNBATCHED:
         return inputs
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), inputs)
+
+    def with_batch(leaf):
+        shape = (size, *leaf.shape)
+        return leaf if isinstance(leaf, Scalar) else jax.ShapeDtypeStruct(shape, leaf.dtype)
+
+    return jax.tree.map(with_batch, inputs)
 
 
 def traced_once(function, weights, shapes):
@@ -89,11 +99,28 @@ def refusal(error, function, weights, inputs, batch):
             f"the model uses the size of its batch, which is free: {cause}; set it with --batch N"
         )
     if names:
-        return (
-            f"the model does not work with any size of {names}: {cause}; give the range of a free "
-            "size, as in --free 1:length:8-512, or leave out --free"
-        )
+        fix = "leave out --free"
+        if changes_with_range(error, function, weights, inputs, batch):
+            fix = f"give the range of a free size, as in --free 1:length:8-512, or {fix}"
+        return f"the model does not work with any size of {names}: {cause}; {fix}"
     return f"the model cannot be traced: {type(error).__name__}: {cause}"
+
+
+def changes_with_range(error, function, weights, inputs, batch):
+    """Whether the model can be traced, or fails with another error, if all free sizes are large."""
+    sizes = list(map(str, free_sizes(inputs)))
+    scope = export.SymbolicScope([f"{size} >= {LARGE}" for size in sizes])
+    bounded = dict(zip(sizes, export.symbolic_shape(", ".join(sizes), scope=scope), strict=True))
+
+    def with_bounds(leaf):
+        return leaf.update(shape=tuple(bounded.get(str(size), size) for size in leaf.shape))
+
+    inputs = jax.tree.map(with_bounds, inputs)
+    try:
+        traced_once(function, weights, of_batch(inputs, symbol(inputs) if batch is None else batch))
+    except Exception as other:
+        return first_line(other) != first_line(error)
+    return True
 
 
 def can_trace(function, weights, inputs, batch):

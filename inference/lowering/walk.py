@@ -16,6 +16,8 @@ and dtypes of the equation's results, `target.operand_shapes` the shapes of its 
 `target.walk` this walk.
 """
 
+import linecache
+import re
 import traceback
 from collections import Counter
 from contextlib import contextmanager
@@ -53,8 +55,15 @@ class Missing(UserError):
     """A primitive that the target's table lacks."""
 
     def __init__(self, primitive, place):
-        super().__init__(f"{primitive} ({place or 'the model'})")
+        super().__init__(f"{primitive} ({place or 'the model'}{source_line(place)})")
         self.primitive, self.place = primitive, place
+
+
+def source_line(place):
+    """The line of code at a place, since a user may have written `inv` where JAX computes `lu`."""
+    match = re.match(r"(.+):(\d+):\d+ ", f"{place} ")
+    line = match and linecache.getline(match[1], int(match[2])).strip()
+    return f": {line}" if line else ""
 
 
 @contextmanager

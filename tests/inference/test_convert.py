@@ -15,6 +15,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from inference import convert_tflite
+from inference.functions import export
 from inference.load import NHWC, Form, load, load_to_export
 from inference.runtimes import open_model
 from model.diffusion import sample
@@ -59,6 +60,17 @@ def test_both_formats_compute_what_jax_computes(small, convert, tmp_path):
         error = f"{report['checks'][0]['absolute_error']:.1e}"
         row = rf"^small.{format} +native +{report['nodes']} .* random +1 +{error}"
         assert re.search(row, printed, re.M)
+
+
+def test_a_loaded_run_is_exported_with_its_preprocessing(small, tmp_path):
+    loaded, path = load(small.checkpoint), tmp_path / "a.onnx"
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 28, 28, 1), np.uint8)
+    export(loaded, None, pixels, path)
+    np.testing.assert_allclose(
+        outputs(path, input=pixels), loaded.predict(pixels), rtol=1e-4, atol=1e-5
+    )
+    facts = {prop.key: prop.value for prop in onnx.load(path).metadata_props}
+    assert facts["outputs_are"] == "logits" and "preprocess" not in facts
 
 
 @pytest.mark.parametrize("name", ["resnet", "vit"])

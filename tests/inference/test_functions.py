@@ -13,7 +13,7 @@ from inference.float32_weights import warning
 from inference.functions import export, export_signatures
 from inference.runtimes import open_model
 from model.base import Model
-from utils import UserError
+from utils import RunError, UserError
 
 FORMATS = ("onnx", "tflite", "stablehlo")
 WEIGHT = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
@@ -40,7 +40,8 @@ def test_a_function_is_exported_with_names_and_free_sizes(format, tmp_path):
     assert list(tmp_path.iterdir()) == [path]
     assert report["sizes"] == {"steps": ["batch", "length", "6"], "scores": ["batch", "3"]}
     kinds = {check["data"] for check in report["checks"]}
-    assert kinds == {"random", "real", "random, length 3", "random, length 8"}
+    others = {f"random, length {size}" for size in (2, 3, 8)}
+    assert kinds == {"random", "real"} | others
     x = np.random.default_rng(2).normal(size=(3, 9, 6)).astype(np.float32)
     outputs = open_model(path)({"steps": x})
     expected = mean_product({"w": WEIGHT}, x)
@@ -99,6 +100,8 @@ def test_a_model_with_running_statistics_and_a_flax_module_are_exported(tmp_path
 
     own = Model(lambda key: ({"w": WEIGHT}, {"mean": np.ones(6)}), apply)
     path = tmp_path / "own.onnx"
+    with pytest.raises(UserError, match="the model has a state, such as 'mean'; pass state=, "):
+        export(own, {"w": WEIGHT}, X[:, 0], path)
     export(own, {"w": WEIGHT}, X[:, 0], path, state={"mean": np.full(6, 2, np.float32)})
     [result] = open_model(path)({"input": X[:, 1]}).values()
     np.testing.assert_allclose(result, (X[:, 1] - 2) @ WEIGHT, rtol=1e-4, atol=1e-5)
@@ -149,21 +152,97 @@ def test_several_signatures_share_their_weights_and_keep_their_loops(tmp_path):
         ("a.pt", {}, "must end in one of .tflite, .onnx, .stablehlo"),
         ("gone/a.onnx", {}, "gone: no such folder; create it first"),
         ("a.onnx", {"opsett": 18}, "export: has no option 'opsett'; there are batch"),
-        ("a.onnx", {"opset": 5}, "--opset: must be 18 to 23, got 5"),
-        ("a.onnx", {"input_names": ["a", "b"]}, "--input-names: has 2 names, the model has 1: inp"),
-        ("a.onnx", {"output_names": ["0"]}, "--output-names: '0' is not a name; begin it with a"),
+        ("a.onnx", {"opset": 5}, "opset: must be 18 to 23, got 5"),
+        ("a.onnx", {"input_names": ["a", "b"]}, "input_names: has 2 names, the model has 1: inp"),
+        ("a.onnx", {"output_names": ["0"]}, "output_names: '0' is not a name; begin it with a"),
         ("a.onnx", {"input_names": "x", "output_names": "x"}, "'x' is the name of an input as"),
-        ("a.stablehlo", {"quantize": "int8"}, "--quantize: does not apply to stablehlo"),
-        ("a.onnx", {"free": "2:depth"}, "model itself fails with depth 4: TypeError: dot_general"),
+        ("a.stablehlo", {"quantize": "int8"}, "quantize: does not apply to stablehlo"),
+        ("a.onnx", {"free": "2:depth"}, "model itself fails with depth 1: TypeError: dot_general"),
+        ("a.onnx", {"free": "2:depth"}, 'as in free="1:length:8-512", or leave out free'),
+        ("a.onnx", {"batch": 2, "batches": 3}, "batches: the batch is fixed by batch=2; remove"),
+        ("a.onnx", {"classes": ["a", "b"]}, "2 names, but no output has as many numbers for each"),
+        ("", {}, "is a folder; name the file to write, such as"),
+        ("a.onnx", {"state": {"mean": WEIGHT}}, "state is for a Model; pass it with params"),
         ("a.onnx", {"batch": 3, "batched": False}, "which batched=False excludes"),
         ("a.onnx", {"batches": [3], "batched": False}, "batches is about a batch, which batched"),
     ],
 )
 def test_a_mistake_is_refused_and_writes_nothing(path, options, message, tmp_path):
+    folder = tmp_path / "folder.onnx"
+    folder.mkdir()
     with pytest.raises(UserError) as error:
-        export(mean_product, {"w": WEIGHT}, X, tmp_path / path, **options)
-    assert message in str(error.value)
-    assert not list(tmp_path.iterdir())
+        export(mean_product, {"w": WEIGHT}, X, folder / path, **options)
+    assert message in str(error.value) and "--" not in str(error.value)
+    assert not list(folder.iterdir())
+
+
+FACTORS = {1: 2.0, 5: 3.0, 512: 4.0}  # the sizes of a model that JAX traces as any other
+
+
+@pytest.mark.parametrize(
+    ("axis", "options", "message"),
+    [
+        (0, {}, "batch 1, it .* the model treats a batch of 1 in another way; .* with batch=N"),
+        (0, {"batches": [5, 3]}, "the model treats a batch of 5 in another way"),
+        (1, {"free": "1:n:2-"}, r'on random inputs, .*; give the range .*as in free="1:length:8-'),
+        (1, {"free": "1:n"}, "on random, n 1 inputs, .* or leave out free"),
+        (1, {"free": "1:n:2-512"}, "on random, n 512 inputs, .* or leave out free"),
+    ],
+)
+def test_each_size_is_compared_with_a_run_of_jax_at_that_size(axis, options, message, tmp_path):
+    """JAX never says that a free size equals a key of a dict."""
+
+    def function(x):
+        return x.sum(-1) * FACTORS.get(x.shape[axis], 1.0)
+
+    x = X if options.get("free") == "1:n:2-" else X[:, :4]  # 5 is the size of the data, or not
+    with pytest.raises(RunError, match=message):
+        export(function, None, x, tmp_path / "a.onnx", route="native", **options)
+
+
+@pytest.mark.parametrize("format", ["onnx", "stablehlo"])
+def test_a_scalar_is_one_number_for_the_whole_batch(format, tmp_path):
+    def scaled(x, temperature, steps):
+        return jnp.exp(x @ WEIGHT / temperature) + steps
+
+    path = tmp_path / f"a.{format}"
+    report = export(scaled, None, (X, 0.7, 3), path, free="x:1:length:2-")
+    assert report["inputs"]["temperature"] == "float32[]" and report["inputs"]["steps"] == "int32[]"
+    given = {"x": X[:1, :3], "temperature": np.array(2, np.float32), "steps": np.array(1, np.int32)}
+    [result] = open_model(path)(given).values()
+    np.testing.assert_allclose(result, scaled(X[:1, :3], 2, 1), rtol=1e-5)
+
+
+def test_an_example_of_zeros_is_verified_on_random_numbers_and_refused_for_int8(tmp_path, capsys):
+    def function(count, x, ids):
+        rows = jnp.asarray(WEIGHT)[ids].sum(-1)
+        return (x + WEIGHT.mean(1)) * jnp.tanh(rows + count)[:, None]
+
+    count, zeros, path = np.full(2, 5, np.int32), np.zeros(2, np.int32), tmp_path / "a.onnx"
+    report = export(function, None, (count, 0 * X[:, 0], zeros), path)
+    printed = capsys.readouterr().err
+    assert "x: is 0.0 everywhere, so random inputs are standard normal" in printed
+    assert "ids: is 0 everywhere, so random inputs are any of the 6 rows of its table" in printed
+    assert {check["data"] for check in report["checks"]} == {"random", "real"}
+    for x, name in ((0 * X[:, 0], "x"), (X[:, 0], "ids")):
+        with pytest.raises(UserError) as error:
+            export(function, None, (count, x, zeros), path, quantize="int8")
+        message = 'quantize="int8": takes its ranges from the example, where all numbers of'
+        assert f"{message} the input {name} are 0" in str(error.value)
+
+
+def test_a_refusal_says_what_the_user_wrote_and_what_helps(tmp_path):
+    def inverse(x):
+        return jnp.linalg.inv(x @ x.swapaxes(1, 2))
+
+    def sums(x):
+        return jax.lax.associative_scan(jnp.add, x, axis=1)
+
+    path = tmp_path / "a.onnx"
+    with pytest.raises(UserError, match=r"no op for lu \(.*: return jnp.linalg.inv\(x @"):
+        export(inverse, None, X, path, route="native")
+    with pytest.raises(UserError, match=r"any size of length: .*\d\); leave out free$"):
+        export(sums, None, X, path, free="1:length")
 
 
 def test_inputs_without_a_common_batch_are_refused(tmp_path):
@@ -237,7 +316,8 @@ def test_inputs_of_ones_own_are_verified_at_other_sizes_too(tmp_path):
     params, path = {"w": WEIGHT}, tmp_path / "a.onnx"
     report = export(mean_product, params, X, path, real_only=True, free="1:length", **options)
     kinds = [check["data"] for check in report["checks"]]
-    assert kinds[::2] == ["real", "own", "real, length 3", "real, length 8"]
+    others = [f"real, length {size}" for size in (1, 8, 3)]
+    assert kinds[::2] == ["real", "own", *others]
     assert (report["tolerance"], [check["batch"] for check in report["checks"][:2]]) == (
         1e-3,
         [1, 2],

@@ -56,7 +56,8 @@ def in_float32(function):
 
 
 def layer_norm(t, params, x, *, eps):
-    return t.LayerNormalization(x, params["scale"], params["bias"], axis=-1, epsilon=float(eps))
+    weights = [params[name] for name in ("scale", "bias") if name in params]
+    return t.LayerNormalization(x, *weights, axis=-1, epsilon=float(eps))
 
 
 def rms_norm(t, params, x, *, eps):
