@@ -22,7 +22,7 @@ def symbols(inputs):
 
 
 def is_positive(dimension):
-    """Whether a size cannot be 0, such as a free one; one less may be, unless its range is known."""
+    """Whether a size is known not to be 0: a free size is at least 1, but one less may be 0."""
     try:
         return bool(dimension >= 1)
     except jax.errors.InconclusiveDimensionOperation:
