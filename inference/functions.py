@@ -27,6 +27,7 @@ from inference.exporter import Exporter
 from inference.load import NHWC, Exportable, Form, forward
 from inference.loaded import Loaded
 from inference.lowering.trace import UNBATCHED, Scalar, named
+from inference.lowering.value import is_key, on_host
 from inference.metadata import add_metadata
 from inference.packages import first_import
 from inference.signatures import check_signatures, merged
@@ -183,7 +184,7 @@ def as_exportable(function, params, state, example, batch, classes=()):
     for name, leaf in names.items():
         if not hasattr(leaf, "dtype"):
             static[name] = leaf  # such as the activation of an Equinox module
-    arrays = {name: np.asarray(leaf) for name, leaf in names.items() if name not in static}
+    arrays = {name: on_host(leaf) for name, leaf in names.items() if name not in static}
     call, tree = caller(function, params is not None), as_tree(function, example)
 
     def run(weights, inputs):
@@ -192,7 +193,7 @@ def as_exportable(function, params, state, example, batch, classes=()):
         xs = [inputs[name] for name in tree] if isinstance(example, tuple) else [inputs]
         return call(params, weights["state"], *xs)
 
-    weights = {"params": arrays, "state": jax.tree.map(np.asarray, state or {})}
+    weights = {"params": arrays, "state": jax.tree.map(on_host, state or {})}
     inputs = jax.tree.map(example_spec, tree)
     if batch != UNBATCHED:
         inputs = without_batch(inputs)
@@ -259,7 +260,13 @@ def as_tree(function, example):
 def check_example(example):
     """Raise unless the example has numbers, on which the file can be verified."""
     for name, leaf in named_leaves(example).items():
-        array, name = np.asarray(leaf), f" {name}" if name else ""
+        name = f" {name}" if name else ""
+        if is_key(getattr(leaf, "dtype", None)):
+            raise UserError(
+                f"export: the example{name} is a random key; put the key into params, or pass "
+                "its numbers, jax.random.key_data(key), and wrap them in the function"
+            )
+        array = np.asarray(leaf)
         if array.dtype.kind in "OSUMm":
             raise UserError(
                 f"export: the example{name} has the type {array.dtype}; pass numbers or booleans"

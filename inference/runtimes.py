@@ -76,7 +76,8 @@ class LiteRTModel:
         signature = next(iter(self.interpreter.get_signature_list()), None)
         if signature:
             runner = self.interpreter.get_signature_runner(signature)
-            inputs, outputs = runner.get_input_details(), runner.get_output_details()
+            inputs = in_order(runner.get_input_details(), self.interpreter.get_input_details())
+            outputs = in_order(runner.get_output_details(), self.interpreter.get_output_details())
         else:
             inputs = {detail["name"]: detail for detail in self.interpreter.get_input_details()}
             outputs = {detail["name"]: detail for detail in self.interpreter.get_output_details()}
@@ -114,6 +115,12 @@ class LiteRTModel:
     def nodes(self):
         """The number of nodes in the file, without the node that the delegate adds."""
         return sum(op["op_name"] != "DELEGATE" for op in self.interpreter._get_ops_details())
+
+
+def in_order(by_name, details):
+    """{name: detail} of a signature, which LiteRT sorts, in the order of the file."""
+    indices = [detail["index"] for detail in details]
+    return dict(sorted(by_name.items(), key=lambda item: indices.index(item[1]["index"])))
 
 
 class LiteRTSignature:

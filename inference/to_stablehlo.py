@@ -7,11 +7,15 @@
 Its input is an array, or a dict of arrays where there are several; so is its output.
 """
 
+from contextlib import suppress
+
 import jax
+import jax.numpy as jnp
 from jax import export
 
 from file_io import atomic_write
 from inference.lowering.trace import of_batch, place, symbol
+from training.checkpoint.probe import host
 from utils import UserError, first_line
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -19,19 +23,26 @@ PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 def write_stablehlo(function, weights, inputs, batch, path):
     """Write (weights, inputs) -> outputs with the weights as constants; see `trace`."""
-    shapes = of_batch(inputs, symbol(inputs) if batch is None else batch)
-    if isinstance(shapes, dict):  # JAX serializes no other kind of mapping
-        shapes = dict(shapes)
+    with jax.default_device(host()):
+        weights = jax.tree.map(jnp.asarray, weights)  # a traced number cannot index NumPy arrays
+
+    def serialized(size):
+        shapes = of_batch(inputs, size)
+        if isinstance(shapes, dict):  # JAX serializes no other kind of mapping
+            shapes = dict(shapes)
+        return export.export(jax.jit(call), platforms=PLATFORMS)(shapes).serialize()
 
     def call(inputs):
         outputs = function(weights, inputs)
         return dict(outputs) if isinstance(outputs, dict) else outputs
 
     try:
-        exported = export.export(jax.jit(call), platforms=PLATFORMS)(shapes)
-        data = exported.serialize()
+        data = serialized(symbol(inputs) if batch is None else batch)
     except Exception as error:  # the user's code may raise anything
-        fix = "; set the batch size with --batch N" if batch is None else ""
-        message = f"JAX cannot export the model: {first_line(error)} ({place(error)}){fix}"
+        message = f"JAX cannot export the model: {first_line(error)} ({place(error)})"
+        if batch is None:
+            with suppress(Exception):
+                serialized(2)
+                message += "; set the batch size with --batch N"
         raise UserError(message) from error
     atomic_write(path, data)

@@ -29,6 +29,7 @@ def write_tflite(traced, path, *, quantize=None, samples=None, exclude=(), call=
             kept = excluded_names(traced.weights, exclude)
             save(*as_tensorflow(traced, quantize != "int8", kept), folder)
         data = converted(folder, quantize, samples, call, bool(kept))
+    data = call("naming the tensors", in_order, data, [*traced.inputs], [*traced.outputs])
     atomic_write(path, data)
 
 
@@ -163,6 +164,24 @@ def left_in_float(data, keeps=False):
             if kind in PRODUCTS or not mixed.isdisjoint(op.inputs):
                 mixed.update(op.outputs)
     return sorted(kinds), names
+
+
+def in_order(data, inputs, outputs):
+    """A file with its inputs and outputs in this order, which TensorFlow sorts by name, and with
+    their names for the tensors as well, since not every program reads signatures."""
+    from tensorflow.lite.tools import flatbuffer_utils
+
+    model = flatbuffer_utils.convert_bytearray_to_object(data)
+    (signature,) = model.signatureDefs
+    graph = model.subgraphs[signature.subgraphIndex]
+    for kind, names in (("outputs", outputs), ("inputs", inputs)):
+        by_name = {tensor.name.decode(): tensor for tensor in getattr(signature, kind)}
+        tensors = [by_name[name] for name in names]
+        setattr(signature, kind, tensors)
+        setattr(graph, kind, [tensor.tensorIndex for tensor in tensors])
+        for tensor in tensors:
+            graph.tensors[tensor.tensorIndex].name = tensor.name
+    return bytes(flatbuffer_utils.convert_object_to_bytearray(model))
 
 
 def reason(error):

@@ -15,11 +15,11 @@ from file_io import atomic_write
 from inference.child import Crash, locally
 from inference.excluded import NO_NAMES
 from inference.fallback.onnx_of_tflite import onnx_of_tflite
-from inference.fallback.saved_module import save_module, with_plain_names
+from inference.fallback.saved_module import save_module
 from inference.fallback.stablehlo import Plain, evaluate, stablehlo_of
 from inference.lowering.trace import trace
 from inference.packages import needed, quiet
-from inference.to_tflite import converted, free
+from inference.to_tflite import converted, free, in_order
 from utils import UserError, first_line
 
 
@@ -126,7 +126,7 @@ def as_tflite(function, inputs, outputs, quantize=None, samples=None, call=local
     with tempfile.TemporaryDirectory() as folder:
         call("reading StableHLO into TensorFlow", save_module, tuple(module), *specs, folder)
         data = converted(folder, quantize, samples, call)
-    return call("reading the TFLite file", with_plain_names, data)
+    return call("naming the tensors", in_order, data, [*inputs], [*outputs])
 
 
 def as_onnx(function, inputs, outputs, opset=18, call=locally):

@@ -95,7 +95,9 @@ def name_aliases(model, data):
 
 
 def name_sizes(model, shapes):
-    """Give the free sizes of inputs and outputs the names that JAX uses; tf2onnx numbers them."""
+    """Give the free sizes of inputs and outputs the names that JAX uses, and the inputs its order;
+    tf2onnx numbers the ones, and sorts the others."""
+    model.graph.input.sort(key=lambda value: list(shapes).index(value.name))
     for value in [*model.graph.input, *model.graph.output]:
         dims = value.type.tensor_type.shape.dim
         del dims[:]

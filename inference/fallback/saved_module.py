@@ -25,14 +25,3 @@ def save_module(module, inputs, outputs, folder):
 
     specs = [tf.TensorSpec(shape, dtype, name=name) for name, (shape, dtype) in inputs.items()]
     save(tf.function(call, autograph=False).get_concrete_function(*specs), tf.Module(), folder)
-
-
-def with_plain_names(data):
-    """Name a TFLite file's tensors as in its signature, since tf2onnx does not read signatures."""
-    from tensorflow.lite.tools import flatbuffer_utils
-
-    model = flatbuffer_utils.convert_bytearray_to_object(data)
-    signature = model.signatureDefs[0]
-    for tensor in [*signature.outputs, *signature.inputs]:
-        model.subgraphs[signature.subgraphIndex].tensors[tensor.tensorIndex].name = tensor.name
-    return bytes(flatbuffer_utils.convert_object_to_bytearray(model))

@@ -3,6 +3,8 @@
 import ast
 import re
 
+import jax
+
 BINARY = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Pow: "pow"}
 
 
@@ -17,6 +19,14 @@ def symbols(inputs):
             if match := re.fullmatch(r"(?:(\d+)\*)?([A-Za-z_]\w*)", str(dimension)):
                 sources.setdefault(match[2], (name, axis, int(match[1] or 1)))
     return sources
+
+
+def is_positive(dimension):
+    """Whether a size is known not to be 0: a free size is at least 1, but one less may be 0."""
+    try:
+        return bool(dimension >= 1)
+    except jax.errors.InconclusiveDimensionOperation:
+        return False
 
 
 def fix_of_size(error, symbols):

@@ -12,6 +12,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from inference.lowering.compared import comparisons
 from inference.lowering.recognize import Recognition
+from inference.lowering.value import is_key
 from model.layers.op import marks_shown
 from utils import UserError, first_line, named_leaves
 
@@ -48,7 +49,10 @@ def trace(function, weights, inputs, batch=None):
         raise
     except Exception as error:  # the user's code may raise anything
         raise UserError(refusal(error, function, weights, inputs, batch)) from error
-    arrays = {name.removeprefix("params/"): leaf for name, leaf in named_leaves(weights).items()}
+    arrays = {
+        name.removeprefix("params/"): in_type_of_jax(leaf)
+        for name, leaf in named_leaves(weights).items()
+    }
     in_shapes = named(shapes, "input")
     out_shapes = named(traced.out_info, "output", in_shapes)
     if not out_shapes:
@@ -194,6 +198,13 @@ def free_sizes(tree):
     sizes = [size for leaf in jax.tree.leaves(tree) for size in leaf.shape]
     free = [size for size in sizes if not isinstance(size, int | np.integer)]
     return list(dict.fromkeys(free))
+
+
+def in_type_of_jax(leaf):
+    """A weight on the host, in the type in which JAX computes: float32 for NumPy's float64."""
+    if is_key(leaf.dtype):
+        return leaf
+    return np.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
 
 
 def shape_of(leaf):

@@ -118,7 +118,8 @@ class Walk:
         if isinstance(result, Value):
             return result
         if isinstance(result, np.ndarray | np.generic):
-            return constant(np.asarray(result, aval.dtype))
+            result = np.asarray(result, aval.dtype)
+            attributes["data_shape"] = result.shape
         return Value(result, aval.shape, aval.dtype, **attributes)
 
     def jaxpr(self, jaxpr, values):

@@ -74,6 +74,7 @@ REMARKS = {
     "at[].set, equal positions": "the last update to a position counts",
     "reductions": "ONNX: max and min ignore nan",
     "integer reductions": "ONNX: those of int64 are exact up to 2**53",
+    "integer reductions that wrap": "ONNX: a product over a free axis is exact up to 2**53",
     "reduce_precision": "only to the bits of float16 or bfloat16",
     "lstm": "ONNX: one LSTM node; TFLite: a loop",
     "gru": "ONNX: one GRU node; TFLite: a loop",

@@ -141,6 +141,11 @@ INTEGERS = {
         (i > 0).astype(jnp.float32) * 0.5,
     ),
     "integer reductions": lambda i, j: (i.sum(1), i.max(1), i.prod(1), i.argmax(1)),
+    "integer reductions that wrap": lambda i, j: [
+        result
+        for x in (i * 2**28, (i * 7**9).astype(jnp.uint32), (i * 31).astype(jnp.int16))
+        for result in (x.sum(1, dtype=x.dtype), x.prod(1, dtype=x.dtype), lax.cummax(x, axis=1))
+    ],
     "boolean reductions": lambda i, j: ((i > 0).any(1), (i > -9).all(1)),
     "integer product": lambda i, j: i @ jnp.arange(12).reshape(6, 2),
     "integer sort": lambda i, j: (jnp.sort(i, axis=1), jnp.argsort(i % 3, axis=1)),

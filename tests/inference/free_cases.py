@@ -34,6 +34,10 @@ def lengths(x):
     return jnp.where(x[:, 0, 0] > 0, 99, 2)
 
 
+def steps_after_first(x):
+    return x[:, 1:].swapaxes(0, 1)
+
+
 def first_and_last(x):
     order = jnp.argsort(x.sum(-1), axis=1)
     return jnp.take_along_axis(x, order[..., None], axis=1)
@@ -79,9 +83,30 @@ IMAGES = {
     ),
     "as rows": lambda x: x.reshape(x.shape[0], -1, 4) @ jnp.ones((4, 2)),
 }
+NO_STEPS = {
+    "scan": lambda x: jax.lax.scan(
+        lambda total, row: (total + row, (total * row, row > 0)), x[:, 0], steps_after_first(x)
+    ),
+    "nested": lambda x: jax.lax.scan(
+        lambda total, row: (
+            total - row,
+            jax.lax.scan(lambda c, y: (c * y, c), row, steps_after_first(x), reverse=True),
+        ),
+        x[:, 0],
+        steps_after_first(x),
+    ),
+    "map": lambda x: jax.lax.map(lambda row: row / 2, x.swapaxes(0, 1), batch_size=4),
+    "while": lambda x: jax.lax.fori_loop(0, x.shape[1] - 1, lambda i, c: c / 2 + i, x[:, 0]),
+    "lstm": lambda x: lstm(LSTM, x[:, 1:], reverse=True),
+    "gru": lambda x: gru(GRU, x[:, 1:]),
+    "reductions": lambda x: [
+        ((x[:, 1:] > 0).any(1), (x[:, 1:] > 0).all(1), (9 * x[:, 1:]).astype(int).prod(1))
+    ],
+}
 # {group: (its cases, the shape of one example, its free sizes, two choices of all sizes)}
 FREE = {
     "sequences": (SEQUENCES, (6, 8), ["1:length:2-"], [(3, 5, 8), (2, 8, 8)]),
+    "no steps": (NO_STEPS, (6, 8), ["1:length"], [(3, 5, 8), (2, 1, 8)]),
     "images": (IMAGES, (8, 8, 4), ["1:height", "2:width"], [(3, 7, 10, 4), (2, 12, 9, 4)]),
 }
 

@@ -87,6 +87,12 @@ ALONG = {
     "expand_dims": lambda x: jnp.expand_dims(x, (1, 3)),
     "broadcast": lambda x: jnp.broadcast_to(x[:, :1], x.shape),
     "repeat": lambda x: (jnp.repeat(x, 2, axis=1), jnp.tile(x, (1, 2, 1))),
+    "repeat and tile over the batch": lambda x: jnp.repeat(x, 2, axis=0) + jnp.tile(x, (2, 1, 1)),
+    "division by a small norm": lambda x: [
+        1e-9 * x / limited
+        for norm in (jnp.linalg.norm(1e-9 * x, axis=-1, keepdims=True),)
+        for limited in (norm + 1e-8, jnp.maximum(norm, 1e-12))
+    ],
     "iota": lambda x: (jnp.arange(6) + x, jnp.arange(x.shape[0]), jnp.eye(4) @ x),
     "constants as large as the batch": lambda x: (
         x / jnp.ones_like(x).sum(0),
@@ -314,6 +320,9 @@ CONTROL = {
     ),
     "scan over the batch": lambda x: lax.scan(
         lambda c, row: (c + row, c * 2), jnp.zeros((4, 6)), x
+    ),
+    "scan from a constant state": lambda x: lax.scan(
+        lambda c, row: (jnp.maximum(c, row), c), jnp.zeros_like(x[:, 0]) - 9, x.swapaxes(0, 1)
     ),
     "map": lambda x: lax.map(lambda row: row / row.sum(), x),
     "cond": lambda x: lax.cond(x.sum() > 0, lambda a: a + 1, lambda a: a * 2, x),

@@ -16,6 +16,7 @@ from model.base import Model
 from utils import RunError, UserError
 
 FORMATS = ("onnx", "tflite", "stablehlo")
+SLOW = pytest.mark.slow
 WEIGHT = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
 X = np.random.default_rng(1).normal(size=(2, 5, 6)).astype(np.float32)
 
@@ -76,6 +77,72 @@ def test_names_that_are_not_in_alphabetical_order_keep_their_inputs(tmp_path):
         outputs = open_model(path)(dict(zip("za", example, strict=True)))
         np.testing.assert_allclose(outputs["y"], example[0] / example[1], rtol=1e-5)
         np.testing.assert_array_equal(outputs["b"], example[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("route", ["native", "jax2tf"])
+def test_inputs_and_outputs_keep_their_order_and_names_in_every_file(route, tmp_path):
+    """Programs that read no names pass the inputs by position."""
+    from ai_edge_litert.interpreter import Interpreter
+    from onnxruntime import InferenceSession
+
+    def products(x, t, a):
+        return tuple(x * i - t + a * a for i in range(12))  # 10 is not between 1 and 2
+
+    example = (X[:, 0], X[:, 1], X[:, 2])
+    for format in ("onnx", "tflite"):
+        export(products, None, example, tmp_path / f"a.{format}", route=route)
+    session, reader = InferenceSession(tmp_path / "a.onnx"), Interpreter(str(tmp_path / "a.tflite"))
+    inputs, outputs = reader.get_input_details(), reader.get_output_details()
+    names = [x.name for x in session.get_inputs()]
+    assert names == [each["name"] for each in inputs] == ["x", "t", "a"]
+    named = [x.name for x in session.get_outputs()]
+    assert named == [each["name"] for each in outputs] == list(map(str, range(12)))
+
+    for each in inputs:
+        reader.resize_tensor_input(each["index"], example[0].shape)
+    reader.allocate_tensors()
+    for each, array in zip(inputs, example, strict=True):
+        reader.set_tensor(each["index"], array)
+    reader.invoke()
+    in_onnx = session.run(None, dict(zip(names, example, strict=True)))
+    in_tflite = [reader.get_tensor(each["index"]) for each in outputs]
+    for results in zip(in_onnx, in_tflite, products(*example), strict=True):
+        np.testing.assert_allclose(results[0], results[2], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(results[1], results[2], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("format", ["onnx", "stablehlo", pytest.param("tflite", marks=SLOW)])
+def test_params_may_be_tables_in_float64_and_random_keys(format, tmp_path):
+    """As plain JAX and the state of a Flax model with dropout have them."""
+    from flax import nnx
+
+    class Net(nnx.Module):
+        def __init__(self):
+            rngs = nnx.Rngs(0)
+            self.attention = nnx.MultiHeadAttention(2, 6, rngs=rngs, decode=False)
+            self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+        def __call__(self, x):
+            return self.dropout(self.attention(x))
+
+    net = Net()
+    net.eval()
+    graph, weights = nnx.split(net)
+    table = np.random.default_rng(0).normal(size=(7, 6))
+    params = {"net": weights, "table": table, "key": jax.random.key(1)}
+
+    def function(params, ids):
+        noise = jax.random.normal(params["key"], (6,))
+        return nnx.merge(graph, params["net"])(params["table"][ids] + noise)
+
+    ids = np.array([[0, 6, 2], [3, 3, 5]], np.int32)
+    path = tmp_path / f"a.{format}"
+    export(function, params, ids, path, **{} if format == "stablehlo" else {"route": "native"})
+    noise = np.asarray(jax.random.normal(jax.random.key(1), (6,)))
+    [result] = open_model(path)({"input": ids[:1]}).values()
+    expected = net((table[ids[:1]] + noise).astype(np.float32))
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_several_arguments_without_a_batch_are_named_as_the_parameters(tmp_path):
@@ -257,6 +324,7 @@ def test_inputs_without_a_common_batch_are_refused(tmp_path):
         (jnp.sin, X[:0], r"the example has the shape \[0, 5, 6\]; pass one with at least one"),
         (lambda x: x["a"], {"a": np.array(["b"])}, "the example a has the type <U1; pass numbers"),
         (lambda x: None, X, "the model has no outputs: it returns None or an empty tree"),
+        (jnp.sin, jax.random.split(jax.random.key(0)), "the example is a random key; put the key"),
         (jnp.real, X + 1j, "input: ONNX Runtime takes no complex64; pass its real and its imag"),
     ],
 )

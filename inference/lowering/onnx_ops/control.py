@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from inference.lowering.dims import is_positive
 from inference.lowering.onnx_ops.elementwise import where
 from inference.lowering.value import Value
 from utils import counts_of_scan
@@ -69,7 +70,27 @@ def where_active(t, active, new, old):
     return Value(where(t, mask, t.walk.whole(new), old), new.shape, new.dtype)
 
 
-def scan(t, *operands, jaxpr, length, reverse, **params):
+def scan(t, *operands, length, **params):
+    """A Scan, within an If where there may be no steps, of which ONNX Runtime's Scan fails."""
+    if is_positive(length):
+        return steps(t, *operands, length=length, **params)
+    avals, (num_consts, num_carry) = t.out, counts_of_scan(params)
+    start = operands[num_consts : num_consts + num_carry]
+    with t.scope() as some:
+        add_outputs(t, values(steps(t, *operands, length=length, **params), avals))
+    with t.scope() as none:
+        add_outputs(t, [*start, *map(no_rows, avals[num_carry:])])
+    has_steps = t.Greater(t.Squeeze(t.size(length)), np.int64(0))
+    return values(t.If(has_steps, then_branch=some, else_branch=none, outputs=len(avals)), avals)
+
+
+def no_rows(aval):
+    """A stack of no results."""
+    row = np.zeros((0, *[1] * (len(aval.shape) - 1)), aval.dtype)
+    return Value(row, (0, *aval.shape[1:]), aval.dtype, data_shape=row.shape)
+
+
+def steps(t, *operands, jaxpr, length, reverse, **params):
     """A Scan, which slices its inputs along the first axis and stacks the results of each step."""
     num_consts, num_carry = counts_of_scan(params)
     consts, start = operands[:num_consts], operands[num_consts : num_consts + num_carry]

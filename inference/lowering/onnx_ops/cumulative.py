@@ -3,7 +3,7 @@
 import numpy as np
 
 from inference.lowering.onnx_ops.dims import is_number
-from inference.lowering.onnx_ops.elementwise import extreme, wide
+from inference.lowering.onnx_ops.elementwise import WIDER, extreme, wide
 from inference.lowering.onnx_ops.windows import highest, lowest
 from inference.lowering.value import Value
 
@@ -16,14 +16,15 @@ def cumulative(combine, start):
     """A cumulative op in log2(n) steps, each of which doubles how far every total reaches back."""
 
     def function(t, x, *, axis, reverse, **_):
-        size, reach = x.shape[axis], 1
+        size, reach, dtype = x.shape[axis], 1, x.dtype
         if not is_number(size):
             t.refuse("a cumulative op", "over a free axis" if axis else "over the batch")
+        x = t.cast(x, WIDER.get(dtype.name, dtype))
         while reach < size:
             before = shifted(t, x, start(x.dtype), axis, reach, reverse)
             x = Value(combine(t, x, before), x.shape, x.dtype)
             reach *= 2
-        return x
+        return t.cast(x, dtype)
 
     return function
 
@@ -36,10 +37,6 @@ def shifted(t, x, start, axis, distance, reverse):
     return Value(t.Pad(x, pads, start), x.shape, x.dtype)
 
 
-def product(t, x, y):
-    return wide(t, t.Mul, x, y)
-
-
 def log_of_sum(t, x, y):
     """log(exp(x) + exp(y)), shifted by the larger of the two, unless that is infinite."""
     largest = t.Max(x, y)
@@ -49,7 +46,7 @@ def log_of_sum(t, x, y):
 
 PRIMITIVES = {
     "cumsum": cumsum,
-    "cumprod": cumulative(product, lambda dtype: np.ones((), dtype)),
+    "cumprod": cumulative(lambda t, x, y: t.Mul(x, y), lambda dtype: np.ones((), dtype)),
     "cummax": cumulative(extreme("Max"), lowest),
     "cummin": cumulative(extreme("Min"), highest),
     "cumlogsumexp": cumulative(log_of_sum, lowest),

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from inference.lowering.dims import is_positive
 from inference.lowering.onnx_ops import dims
 from inference.lowering.onnx_ops.graph import stored_type
 from inference.lowering.value import constant
@@ -32,9 +33,11 @@ def recurrent(t, op, order, params, x, lengths, reverse, **attributes):
         other = t.Concat(zeros[:, dim:], own, axis=1)
     else:
         other = zeros
+    most = np.int32(steps) if dims.is_number(steps) else free_length(t, steps)
     if lengths is not None:
-        most = np.int32(steps) if dims.is_number(steps) else free_length(t, steps)
         lengths = t.Clip(t.cast(lengths, np.int32), np.int32(0), most)
+    elif not is_positive(steps):  # without lengths, a GRU of no steps ends the process
+        lengths = t.Expand(most, t.shape(x.shape[:1]))
     y, last = t.add(
         op,
         t.transpose(t.cast(x, dtype), (1, 0, 2)),

@@ -2,17 +2,33 @@
 
 import numpy as np
 
+from inference.lowering.onnx_ops.dims import is_number
 from inference.lowering.onnx_ops.elementwise import WIDER
-from inference.lowering.value import is_one
+from inference.lowering.value import Value, is_one
 
 
 def reduction(op):
+    """A reduction. ONNX Runtime reduces integers in float64, and limits the result to their range;
+    in int64, the result is exact up to 2**53, and wraps around as in JAX."""
+
     def function(t, x, *, axes, **_):
-        dtype = WIDER.get(x.dtype.name, x.dtype)
+        dtype = np.int64 if x.dtype.kind in "iu" else x.dtype
         result = over(t, op, t.cast(x, dtype), axes)
         return result if dtype == x.dtype else t.to(result, x.dtype)
 
     return function
+
+
+def product(t, x, *, axes, **_):
+    """A product; integers are multiplied as in JAX where their number is known."""
+    sizes = [x.shape[axis] for axis in axes]
+    if x.dtype.kind not in "iu" or not all(map(is_number, sizes)) or 0 in sizes:
+        return reduction("ReduceProd")(t, x, axes=axes)
+    for axis in sorted(axes, reverse=True):
+        totals = t.table["cumprod"](t, x, axis=axis, reverse=False)
+        shape = (*x.shape[:axis], *x.shape[axis + 1 :])
+        x = Value(t.Gather(totals, np.int64(x.shape[axis] - 1), axis=axis), shape, x.dtype)
+    return x
 
 
 def over(t, op, x, axes):
@@ -39,11 +55,11 @@ def extreme(op):
 
 
 def logical(op):
-    """A reduction of booleans, computed on 0 and 1."""
+    """A reduction of booleans, computed on 0 and 1; of none, ReduceMax is the lowest number."""
 
     def function(t, x, *, axes, **_):
         only_booleans(t, x)
-        return t.to(over(t, op, t.cast(x, np.int32), axes), bool)
+        return t.to(over(t, op, t.cast(x, np.uint8), axes), bool)
 
     return function
 
@@ -86,7 +102,7 @@ def global_avg_pool(t, x):
 LAYERS = {"global_max_pool": global_max_pool, "global_avg_pool": global_avg_pool}
 PRIMITIVES = {
     "reduce_sum": reduction("ReduceSum"),
-    "reduce_prod": reduction("ReduceProd"),
+    "reduce_prod": product,
     "reduce_max": extreme("ReduceMax"),
     "reduce_min": extreme("ReduceMin"),
     "reduce_and": logical("ReduceMin"),

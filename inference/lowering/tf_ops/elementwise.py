@@ -82,7 +82,8 @@ def divide(target, x, y):
         if tf.is_tensor(y) and y.op.type == "Sqrt":  # the converter makes it an RSQRT
             inverse = inverse_root(y.op.inputs[0])
             return inverse if np.all(tf.get_static_value(x) == 1) else x * inverse
-        return tf.divide(left(x, y), y)
+        # The converter makes x / (norm + 1e-12) an op that divides by no less than 1e-6.
+        return tf.divide(left(x, y), tf.abs(y) if is_near_root(y) else y)
     if x.dtype.name == "int64":
         target.refuse("div", "of int64")
     if is_safe_divisor(y):
@@ -93,6 +94,13 @@ def divide(target, x, y):
         return tf.where(tf.equal(y, 0), np.uint32(2**32 - 1), divide_unsigned(x, safe))
     quotient = tf.where(tf.equal(y, -1), -x, tf.truncatediv(x, safe))
     return tf.where(tf.equal(y, 0), np.int32(-1), quotient)
+
+
+def is_near_root(y):
+    """Whether y is a square root that is limited, or to which something is added."""
+    if not tf.is_tensor(y) or y.op.type not in ("AddV2", "Maximum", "Reshape"):
+        return False
+    return any(x.op.type == "Sqrt" or is_near_root(x) for x in y.op.inputs)
 
 
 def is_safe_divisor(y):

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from inference.lowering.tf_ops.elementwise import WIDER_TO_MOVE, widened
 from inference.lowering.tf_ops.indexing import shape_of, size_of
+from inference.lowering.value import is_one
 
 
 def reshape(target, x, *, new_sizes, dimensions=None, **_):
@@ -42,7 +43,14 @@ def unstack(target, x, *, axis, **_):
 
 
 def tile(target, x, *, reps):
-    return tf.tile(x, reps)
+    """Copies by a broadcast: the converter drops a Tile of a free axis before an addition."""
+    shape, wide = [], []
+    for size, count in zip(target.operand_shapes[0], reps, strict=True):
+        copies = [] if is_one(count) else [count]
+        shape += [*(1 for _ in copies), size]
+        wide += [*copies, size]
+    x = tf.broadcast_to(tf.reshape(x, target.new_sizes(shape)), target.sizes(wide))
+    return tf.reshape(x, target.new_sizes(target.out[0].shape))
 
 
 def split(target, x, *, sizes, axis):
