@@ -117,7 +117,7 @@ def loop_of(folder, overrides):
 def trainer_of(recipe, sets):
     """A started Trainer."""
     trainer = Trainer(recipe, sets)
-    trainer.start(sets)
+    trainer.start()
     return trainer
 
 
