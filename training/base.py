@@ -157,11 +157,20 @@ def evaluated_part(tree):
     return "ema" if "ema" in parts else "params"
 
 
+class StepResult(NamedTuple):
+    """What a step computes. The run accepts the new state unless something is not finite."""
+
+    new: TrainState  # with the new params, state, opt and ema
+    grads: Any
+    losses: Any  # one value per example, or a dict of terms that have one
+    metrics: dict  # {label: one value per example}
+
+
 class Update(NamedTuple):
     """How one batch changes a TrainState; the first `valid` examples of a batch are genuine."""
 
     init: Callable  # params -> (opt_state, averaged params or None)
-    step: Callable  # (TrainState, batch, valid) -> TrainState
+    step: Callable  # (TrainState, batch, valid) -> StepResult
     # the cost of a step in forward passes of the objective, if known
     passes: int | None = None
 

@@ -22,7 +22,7 @@ from training.metrics import phase_of
 from training.objective import shapes_of_values
 from training.programs import loops_are_slow, quick
 from training.replicas import Replicas, as_inputs, first_state, first_weights
-from training.update import genuine, loop_for, read_of, zero_sums
+from training.update import accepting, genuine, loop_for, read_of, zero_sums
 from utils import RunError, UserError, named_leaves
 
 SEED = jax.ShapeDtypeStruct((), jnp.uint32)
@@ -292,7 +292,8 @@ def train_functions(recipe, unroll, steps=1):
     its sums."""
 
     def step(numbers, ts, batch, valid):
-        return recipe.with_numbers(numbers).make_update(unroll, steps).step(ts, batch, valid)
+        update = recipe.with_numbers(numbers).make_update(unroll, steps)
+        return accepting(update.step)(ts, batch, valid)
 
     return step, lambda ts: read_of(ts.sums)
 
