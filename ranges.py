@@ -9,6 +9,7 @@ import re
 import sys
 from contextlib import suppress
 from numbers import Real
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -55,6 +56,14 @@ class Range:
             return False
 
 
+class LocalRange(Range):
+    """The paths of this machine. A URL is refused, since it would be read, or made, as a folder
+    such as `gs:`."""
+
+    def holds(self, path):
+        return re.match(self.keywords["pattern"], str(path)) is not None
+
+
 def is_traced(x):
     """Whether this is an array that JAX is tracing, an input of a compiled program."""
     jax = sys.modules.get("jax")
@@ -88,6 +97,10 @@ fraction = Range("at least 0 and below 1", minimum=0, exclusiveMaximum=1)
 share = Range("at least 0 and at most 1", minimum=0, maximum=1)
 positive_share = Range("above 0 and at most 1", exclusiveMinimum=0, maximum=1)
 between_0_and_1 = Range("above 0 and below 1", exclusiveMinimum=0, exclusiveMaximum=1)
+local = LocalRange(
+    "a local path (mount a bucket, as with rclone, or copy it)",
+    pattern="^(?![A-Za-z][A-Za-z0-9+.-]+:/)",  # C:/ is a drive; pathlib makes gs:/ of gs://
+)
 
 # Annotations: a number with its range. A Fraction is a decay or momentum, a Share a probability.
 INT32 = at_most(2**31 - 1)  # the integers of devices have 32 bits
@@ -98,6 +111,7 @@ NonNegative = Annotated[float, nonnegative]
 Fraction = Annotated[float, fraction]
 Share = Annotated[float, share]
 PositiveShare = Annotated[float, positive_share]
+LocalPath = Annotated[str, local]
 
 
 def out_of_range(name, value, annotation):
@@ -113,7 +127,7 @@ def out_of_range(name, value, annotation):
     if origin in (Union, UnionType):
         literals = [choice for choice in inner if get_origin(choice) is Literal]
         if not any(value in get_args(literal) for literal in literals):
-            kind = Annotated if isinstance(value, Real) else tuple
+            kind = Annotated if isinstance(value, Real | str) else tuple
             pairs = [(value, choice) for choice in inner if get_origin(choice) is kind]
     elif origin is tuple and isinstance(value, tuple | list):
         kinds = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
@@ -135,6 +149,13 @@ def checked(function):
         return function(*args, **kwargs)
 
     return call
+
+
+def local_path(name, path):
+    """A path that a user has named, with `~` expanded; `name` is its argument, for the error."""
+    if not local.holds(path):
+        raise UserError(f"{name}: must be {local.words}, got {path}")
+    return Path(path).expanduser()
 
 
 def check_takes(what, function, names):

@@ -13,7 +13,7 @@ from data_loader.base import Arrays, Data, check_labels
 from data_loader.nest import check_type
 from data_loader.npy_files import header_of, zip_file
 from file_io import open_file
-from ranges import Count, checked
+from ranges import Count, LocalPath, checked
 from utils import UserError, check_memory, cut
 
 
@@ -26,8 +26,8 @@ class Header(NamedTuple):
 
 @checked
 def arrays(
-    train: str,
-    test: str | None = None,
+    train: LocalPath,
+    test: LocalPath | None = None,
     x: str = "x",
     y: str = "y",
     num_classes: Count | None = None,

@@ -10,6 +10,7 @@ import numpy as np
 from data_loader.base import Arrays, Data, check_labels
 from data_loader.download import Unreachable, damaged, fetch
 from file_io import Unreadable, open_file, read_file
+from ranges import LocalPath, checked
 from utils import RunError
 
 MIRRORS = ("https://www.cs.toronto.edu/~kriz/",)
@@ -24,7 +25,8 @@ PER_FILE = 10_000
 RECORD = 1 + 3 * 32 * 32  # a label, then the red, green and blue planes
 
 
-def cifar10(dir: str = "data") -> Data:
+@checked
+def cifar10(dir: LocalPath = "data") -> Data:
     """CIFAR-10 from `dir`, as the archive or its unpacked folder; downloaded if missing."""
 
     def load():

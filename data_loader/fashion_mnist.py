@@ -2,6 +2,7 @@
 
 from data_loader.base import Data
 from data_loader.idx import idx_data
+from ranges import LocalPath, checked
 
 MIRRORS = (
     "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
@@ -17,6 +18,7 @@ CLASSES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat")
 CLASSES += ("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
 
-def fashion_mnist(dir: str = "data/fashion_mnist") -> Data:
+@checked
+def fashion_mnist(dir: LocalPath = "data/fashion_mnist") -> Data:
     """Fashion-MNIST from `dir`, else downloaded; its file names are the same as those of MNIST."""
     return idx_data("fashion_mnist", (dir,), MIRRORS, DIGESTS, classes=CLASSES)

@@ -13,7 +13,7 @@ import numpy as np
 from data_loader.base import Data
 from data_loader.loader import collated
 from file_io import open_file
-from ranges import Count, CountOrZero, at_most, checked
+from ranges import Count, CountOrZero, LocalPath, at_most, checked
 from utils import UserError, format_bytes
 
 ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
@@ -30,7 +30,7 @@ DRAFT = 2
 
 @checked
 def folder(
-    dir: str,
+    dir: LocalPath,
     image_size: tuple[int, int],
     color: Literal["rgb", "gray"] = "rgb",
     threads: Annotated[Count, at_most(1024)] | None = None,

@@ -19,7 +19,7 @@ from data_loader.loader import collated
 from data_loader.nest import map_nest, named_nest
 from data_loader.record_files import NEEDS, RecordFiles
 from data_loader.records import numpy_example
-from ranges import Count, CountOrZero, at_most, checked
+from ranges import Count, CountOrZero, LocalPath, at_most, checked
 from utils import UserError, where_and_why
 
 MEMORY_MB = 1024  # of decoded examples that are kept in memory
@@ -27,9 +27,9 @@ MEMORY_MB = 1024  # of decoded examples that are kept in memory
 
 @checked
 def grain(
-    train: str,
-    test: str | None = None,
-    val: str | None = None,
+    train: LocalPath,
+    test: LocalPath | None = None,
+    val: LocalPath | None = None,
     parse: Parsed | None = None,
     workers: Annotated[CountOrZero, at_most(1024)] = 2,
     num_classes: Count | None = None,

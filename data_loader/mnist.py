@@ -5,6 +5,7 @@ from typing import Literal
 from data_loader.base import Data
 from data_loader.digits import digits
 from data_loader.idx import idx_data
+from ranges import LocalPath, checked
 
 MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -18,7 +19,8 @@ DIGESTS = {  # md5 of the unpacked files
 }
 
 
-def mnist(dir: str = "data", offline: Literal["digits", "error"] = "error") -> Data:
+@checked
+def mnist(dir: LocalPath = "data", offline: Literal["digits", "error"] = "error") -> Data:
     """MNIST from `dir` or `dir`/mnist, else downloaded; `offline` is the fallback if that fails."""
     stand_in = digits if offline == "digits" else None
     return idx_data("mnist", (dir, f"{dir}/mnist"), MIRRORS, DIGESTS, stand_in)

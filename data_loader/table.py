@@ -17,7 +17,7 @@ import numpy as np
 
 from data_loader.base import Arrays, Data
 from file_io import open_file
-from ranges import checked
+from ranges import LocalPath, checked
 from utils import UserError, check_memory, cut
 
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?")
@@ -43,10 +43,10 @@ class Table(NamedTuple):
 
 @checked
 def csv(
-    train: str,
+    train: LocalPath,
     target: str,
-    test: str | None = None,
-    val: str | None = None,
+    test: LocalPath | None = None,
+    val: LocalPath | None = None,
     leave_out: tuple[str, ...] = (),
     categories: tuple[str, ...] = (),
     missing: tuple[str, ...] = MISSING,
@@ -62,10 +62,10 @@ def csv(
 
 @checked
 def parquet(
-    train: str,
+    train: LocalPath,
     target: str,
-    test: str | None = None,
-    val: str | None = None,
+    test: LocalPath | None = None,
+    val: LocalPath | None = None,
     leave_out: tuple[str, ...] = (),
     categories: tuple[str, ...] = (),
 ) -> Data:

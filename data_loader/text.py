@@ -27,7 +27,7 @@ from data_loader.tokenizers.saved import from_json
 from data_loader.tokens import check_boundary
 from data_loader.windows import Stream, Windows, window_data
 from file_io import atomic_write
-from ranges import Count, CountOrZero, Fraction, checked
+from ranges import Count, CountOrZero, Fraction, LocalPath, checked
 from utils import PACKAGE, RunError, UserError, user_cache
 
 LARGEST = 2**28  # bytes of text that are turned into tokens each time a run starts
@@ -44,9 +44,9 @@ class Prepared(NamedTuple):
 
 @checked
 def text(
-    train: str,
-    val: str | None = None,
-    test: str | None = None,
+    train: LocalPath,
+    val: LocalPath | None = None,
+    test: LocalPath | None = None,
     length: Count = 256,
     tokenizer: Tokenizer | None = None,
     separator: str | None = None,

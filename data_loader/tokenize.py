@@ -30,6 +30,7 @@ from data_loader.tokenizers import bpe, plain
 from data_loader.tokenizers.saved import MOST_BYTES, from_json, tokenizer_file
 from data_loader.tokens import ABOUT, TOKENIZER
 from file_io import atomic_file, atomic_write, locked, open_file, read_file, read_json
+from ranges import local_path
 from utils import BAD_INPUT, DONE, FAILED, RunError, UserError
 
 FINISHED = ".tokenized_parts"  # the folder PARTS when everything is done; it is deleted
@@ -83,7 +84,7 @@ def main(words=None):
 def prepare(arguments):
     """Write the files; returns the last line to print."""
     check(arguments)
-    out = Path(arguments.out)
+    out = local_path("--out", arguments.out)
     files = [file for name in arguments.inputs for file in files_of(name, out)]
     out.mkdir(parents=True, exist_ok=True)
     try:

@@ -10,7 +10,7 @@ from data_loader.npy_files import header_of
 from data_loader.record_files import paths
 from data_loader.windows import Stream, Windows, window_data
 from file_io import check_kind, open_file, parse_json, read_file
-from ranges import Count, CountOrZero, checked
+from ranges import Count, CountOrZero, LocalPath, checked
 from utils import UserError, cut
 
 ABOUT = "tokens.json"  # facts that data_loader/tokenize.py writes about the files beside it
@@ -25,15 +25,15 @@ LOOKED_AT = 4096  # tokens at each of several places of a file, to find one of a
 
 @checked
 def tokens(
-    train: str,
-    val: str | None = None,
-    test: str | None = None,
+    train: LocalPath,
+    val: LocalPath | None = None,
+    test: LocalPath | None = None,
     length: Count = 1024,
     dtype: Literal["uint16", "uint32"] | None = None,
     vocab_size: Count | None = None,
     documents: Literal["joined", "apart"] = "joined",
     end_of_text: CountOrZero | None = None,
-    tokenizer: str | None = None,
+    tokenizer: LocalPath | None = None,
 ) -> Data:
     """Windows of `length` tokens from .bin or .npy files, a path or a pattern per set, of any size.
     `dtype`, `vocab_size`, `end_of_text` and the file of the `tokenizer` are found beside files that

@@ -12,7 +12,7 @@ from data_loader.grain_source import MEMORY_MB, Records, data_of
 from data_loader.record_files import RecordFiles
 from data_loader.records import npy_array
 from file_io import parse_json
-from ranges import Count, CountOrZero, at_most, checked
+from ranges import Count, CountOrZero, LocalPath, at_most, checked
 from utils import UserError, cut
 
 IMAGES = "jpg;jpeg;png;webp"
@@ -20,9 +20,9 @@ IMAGES = "jpg;jpeg;png;webp"
 
 @checked
 def webdataset(
-    train: str,
-    test: str | None = None,
-    val: str | None = None,
+    train: LocalPath,
+    test: LocalPath | None = None,
+    val: LocalPath | None = None,
     x: str = IMAGES,
     y: str = "cls",
     field: str | None = None,

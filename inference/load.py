@@ -27,6 +27,7 @@ from inference.loaded import Loaded, recorded_tokenizer
 from inference.lowering.trace import describe, of_batch
 from model.layers.activations import softmax
 from model.layers.blocks import unrolled
+from ranges import local_path
 from training.checkpoint.pretrained import Pretrained, merged, with_base
 from training.checkpoint.probe import EXAMPLES, Probe, probed_spec
 from training.checkpoint.record import check_described, check_known
@@ -134,7 +135,7 @@ def load(path, model=None, *, preprocess=(), config=None, trust=False) -> Loaded
 
 def checkpoint_at(path):
     """The checkpoint at a path, or the newest one in a run's folder, of its first replica."""
-    path = Path(path).expanduser()
+    path = local_path("path", path)
     if not path.is_dir() or path.name.startswith("checkpoint-"):  # Orbax writes folders
         return path
     if not (found := checkpoints(path)):

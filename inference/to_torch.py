@@ -9,8 +9,8 @@ project's model. The factors of `lora` are merged into the weights.
 
 import argparse
 import sys
-from pathlib import Path
 
+from ranges import local_path
 from utils import UserError, named_leaves, run_command
 
 
@@ -55,7 +55,7 @@ def to_torch(model, out, rules=None, force=False, trust=False):
     from training.checkpoint.restore import restacked  # blocks of `scan` one by one
     from training.checkpoint.rules import read_rules, written
 
-    out = Path(out).expanduser()
+    out = local_path("out", out)
     if out.suffix != ".safetensors":
         raise UserError(f"{out}: must end in .safetensors, the format that is written")
     if out.exists() and not force:

@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 
+from rawtree.ranges import local_path
 from rawtree.utils import PACKAGE, UserError, quoted, run_command
 from rawtree.wiring.config import no_folder_name
 
@@ -23,7 +24,7 @@ def main(argv=None):
 
 def write(named):
     """Write the files of the template, and print what to do next."""
-    folder = Path(named).expanduser()
+    folder = local_path("folder", named)
     check(named, folder)
     name = folder.resolve().name
     try:

@@ -1,6 +1,7 @@
 """The checks before the first trial starts: the config is tried with the values of every trial."""
 
 import json
+import math
 from pathlib import Path
 
 from search.form import with_form
@@ -39,7 +40,10 @@ def checked_sweep(file, overrides, spec, trusted=True):
         )
     evaluated = (checkpoint.monitor or "").split("_")[0] in recipe.sets_in_epochs(sets)
     by_epochs = training.max_steps is None and training.max_seconds is None
-    epochs = min(values.get("training.epochs", training.epochs) for values in to_check(spec))
+    planned_epochs = [values.get("training.epochs", training.epochs) for values in to_check(spec)]
+    epochs = min(filter(None, planned_epochs), default=math.inf)
+    if spec.halving and training.epochs is None:
+        problems.append("training.epochs: is null, and halving needs a number, where trials end")
     if evaluated and by_epochs and training.eval_every > epochs:
         problems.append(
             f"training.eval_every: must be at most training.epochs, {epochs}, so that "

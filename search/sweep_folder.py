@@ -59,7 +59,7 @@ class Sweep:
     source: str  # the config file
     monitor: str
     sign: int  # 1 if the monitored metric should be low, -1 if it should be high
-    epochs: int  # of a trial; with halving it is the same for all
+    epochs: int | None  # of a trial; with halving it is the same for all
     trials: list
     form: str = "processes"  # or "program"
     why: str = ""  # why it has this form

@@ -2,6 +2,9 @@
 never a traceback."""
 
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -205,6 +208,37 @@ def test_mistakes(small, arguments, code, message):
     exit_code, out, err = started(small, *arguments)
     assert message in out + err
     assert exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("place", "command"),
+    [
+        ("checkpoint.dir", ["train.py", "checkpoint.dir=gs://bucket/runs"]),
+        ("data.args.train", ["train.py", "data=webdataset", "data.args.train=s3://bucket/*.tar"]),
+        ("pretrained: path", ["train.py", "training.pretrained=https://host/a.params"]),
+        ("--resume", ["train.py", "--resume", "gs://bucket/run"]),
+        ("--out", ["inference/convert_tflite.py", "-w", "a.params", "--out", "hdfs://host/out"]),
+        ("--out", ["-m", "data_loader.tokenize", "small.json", "--out", "abfs://a@b/c"]),
+        (
+            "folder",
+            ["-c", "import training.fit as t; t.fit(0, 0, optimizer=0, folder='gs://b/run')"],
+        ),
+        ("dir", ["-c", "from data_loader.cifar10 import cifar10; cifar10('gs://bucket/data')"]),
+    ],
+)
+def test_a_url_is_not_taken_for_a_local_path(small, place, command):
+    if command[0] == "train.py":
+        exit_code, _, err = call(small, "-c", "small.json", *command[1:])
+    else:
+        command[0] = str(ROOT / command[0]) if command[0].endswith(".py") else command[0]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            [sys.executable, *command], cwd=small, env=environment, capture_output=True, text=True
+        )
+        exit_code, err = done.returncode, done.stderr
+    assert f"{place}: must be a local path (mount a bucket, as with rclone, or copy it), got" in err
+    assert exit_code == (1 if command[0] == "-c" else 2)
+    assert [path.name for path in small.iterdir()] == ["small.json"]
 
 
 def test_an_option_of_many_values_that_is_given_twice_has_them_all():

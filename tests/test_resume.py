@@ -81,7 +81,8 @@ def test_a_finished_run_says_so_and_continues_in_the_same_folder_with_more_epoch
 @pytest.mark.slow
 def test_a_run_whose_budget_is_used_up_is_finished_and_continues_with_a_larger_one(workdir):
     whole = only_run(workdir)
-    code, out, _ = run(workdir, "-c", "small.json", "title=Budget", "training.max_steps=13")
+    by_steps = ["training.max_steps=13", "training.epochs=null"]
+    code, out, _ = run(workdir, "-c", "small.json", "title=Budget", *by_steps)
     assert code == 0
     assert "10 steps per epoch, 13 in all" in out
     assert "Stopped by training.max_steps after step 13" in out
@@ -97,8 +98,12 @@ def test_a_run_whose_budget_is_used_up_is_finished_and_continues_with_a_larger_o
     code, out, _ = run(workdir, "--resume", folder, "training.max_steps=20")
     assert code == 0
     assert "Changed: facts.total_steps: 13 -> 20" in out
+    assert "Stopped by training.max_steps after step 20" in out
     one, other = (load(path / "checkpoint-epoch_2.params")[0] for path in (whole, folder))
     assert [*one] == [*other] and not all(np.array_equal(one[k], other[k]) for k in one)
+    budget = ["training.epochs=null", "training.max_seconds=1e-6"]
+    code, _, err = call(workdir, "-c", "small.json", *budget)  # the length of cosine is unknown
+    assert code == 2 and "steps: not given, and total_steps is unknown" in err
     budget = ["schedule.name=cosine", "schedule.args.steps=20", "training.max_seconds=1e-6"]
     _, out, _ = run(workdir, "-c", "small.json", "title=Seconds", *budget)
     assert "Stopped by training.max_seconds (1e-06 s) after step" in out

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from data_loader.base import has_items, length, read_example
+from ranges import local_path
 from training.checkpoint.keeper import Keeper
 from training.checkpoint.pretrained import (
     digest_of_frozen,
@@ -67,7 +68,7 @@ def fit(
     preprocess: Sequence[Callable] = (), augment: Sequence[Callable] = (),
     objective: Callable = supervised, update: Callable = gradient_update,
 
-    epochs: int = 10, max_steps: int | None = None, max_seconds: float | None = None,
+    epochs: int | None = 10, max_steps: int | None = None, max_seconds: float | None = None,
     vary: dict | None = None,
     seed: int = 0, replicas: int = 1, accumulate: int = 1,
     precision: Literal["float32", "bfloat16"] = "float32", ema: float | None = None,
@@ -100,7 +101,7 @@ def fit(
     or data. `config` is a dict for the trackers and the checkpoints, such as {"width": 64}.
     `watchers` are added to those of the toolkit (training/watchers.py).
     """
-    folder = None if folder is None else Path(folder).expanduser()
+    folder = None if folder is None else local_path("folder", folder)
     arguments = {name: plain(value) for name, value in locals().items()}  # all of the above
     check_known(arguments.pop("unknown"), arguments)
     arguments["ignored"] = getattr(train, "ignore_label", None)

@@ -12,6 +12,7 @@ from data_loader.loader import collated
 from ranges import (
     Count,
     CountOrZero,
+    LocalPath,
     Positive,
     at_most,
     between_0_and_1,
@@ -69,7 +70,7 @@ class PretrainedOptions(TypedDict, total=False):
     """Which weights a run starts from. The regexes match the names in the model's table of
     parameters; the names of the model's state begin with `state/`."""
 
-    path: Required[str]  # a checkpoint, a safetensors file, or a folder of HuggingFace
+    path: Required[LocalPath]  # a checkpoint, a safetensors file, or a folder of HuggingFace
     fresh: tuple[str, ...]  # regexes of the leaves that keep their initial values
     # a ready rule file, the path of one, or a list of rules: [regex, name of a leaf, form]
     rules: str | tuple
@@ -131,7 +132,8 @@ def is_rule(value):
 class TrainingOptions:
     """How long a run trains, and in which way."""
 
-    epochs: Count = 10  # passes over the training set
+    # passes over the training set; null: as many as max_steps or max_seconds takes
+    epochs: Count | None = 10
     # the steps after which the run ends, if its epochs have more; schedules end at this step
     max_steps: Count | None = None
     max_seconds: Positive | None = None  # the seconds after which the run ends
@@ -162,6 +164,10 @@ class TrainingOptions:
     def __post_init__(self):
         check_options(self)
         check_pretrained(self.pretrained)
+        if self.epochs is None and self.max_steps is None and self.max_seconds is None:
+            raise ValueError(
+                "epochs: is null, so a limit must end the run; set max_steps or max_seconds"
+            )
         for path, values in (self.vary or {}).items():
             if not is_list(values) or not values:
                 raise ValueError(f"vary.{path}: must be a list of numbers, got {values!r}")
@@ -171,7 +177,7 @@ class TrainingOptions:
 class CheckpointOptions:
     """When checkpoints are written, in what format, and which are kept."""
 
-    dir: str = "saved"  # the folder that holds the folders of runs, by title
+    dir: LocalPath = "saved"  # the folder that holds the folders of runs, by title
     every_epochs: CountOrZero = 1  # 0: not by epochs; the end of a run is saved in any case
     every_steps: CountOrZero = 0  # 0: not by steps
     every_seconds: Annotated[int | float, nonnegative] = 0  # 0: not by time

@@ -25,7 +25,7 @@ class Run:
     """A run in progress, or finished. Only the loop changes it."""
 
     trainer: Any
-    epochs: int
+    epochs: int | None  # None: a limit of steps or seconds ends it
     steps: int | None  # in an epoch; None if unknown
     epoch: int = 0  # the epoch in progress, or the last one
     completed: int = 0  # epochs trained to their end
@@ -54,7 +54,8 @@ class Run:
         names = sorted(values, key=lambda name: name.startswith("train_"))[:SHOWN]
         shown = "".join(f", {name} {values[name]:.4g}" for name in names)
         left = f", stopped by {self.stopped_why}" if self.cut_short else ""
-        return f"Run({self.completed} of {self.epochs} epochs, step {self.step}{left}{shown})"
+        of = f" of {self.epochs}" if self.epochs else ""
+        return f"Run({self.completed}{of} epochs, step {self.step}{left}{shown})"
 
     def states(self):
         """The TrainState of each replica, which may be a chunk ahead of `step` (see needs_state in
@@ -114,7 +115,7 @@ class Run:
     @property
     def finished(self):
         """Whether every epoch was trained to its end."""
-        return self.completed >= self.epochs
+        return self.epochs is not None and self.completed >= self.epochs
 
 
 class Clock:

@@ -245,7 +245,9 @@ class Builder:
         if options := built.training:
             limits = filter(None, (options.limit_batches, options.overfit_batches))
             steps = facts["steps_per_epoch"] = min([facts["steps_per_epoch"], *limits])
-            facts["total_steps"] = min(steps * options.epochs, options.max_steps or 2**63)
+            in_all = options.epochs and steps * options.epochs, options.max_steps
+            if any(in_all):
+                facts["total_steps"] = min(filter(None, in_all))
 
     def example(self, built):
         """One example as found in a batch of training; None if no batch can be made."""

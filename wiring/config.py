@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from file_io import DEEPEST, is_deep, parse_json, read_value
+from ranges import local
 from utils import UserError, cut
 from wiring import extends
 
@@ -175,6 +176,10 @@ def unusable_values(value, path=""):
 def parse_words(parser, argv):
     """The arguments of a command line that takes overrides, which are words without an option."""
     arguments, unknown = parser.parse_known_intermixed_args(argv)
+    for name, value in vars(arguments).items():
+        texts = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+        if name != "overrides" and not all(map(local.holds, texts)):
+            parser.error(f"--{name}: must be {local.words}, got {' '.join(texts)}")
     if not unknown:
         return arguments
     words, fix = sys.argv[1:] if argv is None else list(argv), ""

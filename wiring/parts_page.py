@@ -214,7 +214,7 @@ def type_name(annotation):
         return " or ".join(code(show(choice)) for choice in inner)
     if origin is typing.Annotated:
         limits = [limit for limit in values.ranges(inner[1:]) if limit.keywords != INT32.keywords]
-        name, words = type_name(inner[0]), [limit.words for limit in limits]
+        name, words = type_name(inner[0]), [limit.words.split(" (")[0] for limit in limits]
         return ", ".join(words if words and words[0].startswith(("a ", "an ")) else [name, *words])
     if origin in (typing.Union, types.UnionType):
         names = [*map(type_name, inner)]

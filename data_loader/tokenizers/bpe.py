@@ -7,7 +7,7 @@ import numpy as np
 
 from data_loader.base import Tokenizer
 from data_loader.tokenizers.plain import checked_tokens
-from ranges import Count, checked
+from ranges import Count, LocalPath, checked
 from utils import UserError, cut
 
 END_OF_TEXT = "<|endoftext|>"
@@ -26,7 +26,7 @@ MOST_TOKENS = 2**24
 def bpe(
     vocab_size: Count = SIZE,
     min_frequency: Count = FREQUENCY,
-    file: str | None = None,
+    file: LocalPath | None = None,
     pattern: str | None = None,
 ) -> Tokenizer:
     """Byte-pair encoding as in GPT-2, with `vocab_size` tokens trained on the text, of pairs that

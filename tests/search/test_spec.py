@@ -190,6 +190,10 @@ def test_a_sweep_needs_a_metric_that_is_known_where_trials_pause(tmp_path):
     epochs = spec_of(keys={"training.epochs": [4, 1]})
     with pytest.raises(UserError, match=r"eval_every: must be at most training.epochs, 1, .* 2"):
         checked(tmp_path, epochs, **every)
+    by_steps = {"training": {"epochs": None, "max_steps": 25}} | {"checkpoint": every["checkpoint"]}
+    assert checked(tmp_path, spec_of(keys=seeds), **by_steps).epochs is None
+    with pytest.raises(UserError, match=r"training.epochs: is null, and halving needs a number"):
+        checked(tmp_path, spec_of(keys=seeds, halving={}), **by_steps)
     with pytest.raises(UserError, match=r"checkpoint.monitor"):
         checked(tmp_path, spec_of(keys=seeds), checkpoint={"monitor": "test_los"})
     made = checked(tmp_path, spec_of(keys=seeds), loader={"val_size": 40, "batch_size": 64})

@@ -666,12 +666,30 @@ def test_max_steps_ends_a_run_at_that_step_and_a_larger_budget_continues_it(tmp_
     assert not [row for row in logged if row.get("final")]
 
 
-@pytest.mark.parametrize(("max_steps", "steps", "epochs"), [(10, 10, 1), (20, 20, 2), (30, 20, 2)])
-def test_max_steps_at_the_end_of_an_epoch(max_steps, steps, epochs):
-    run = fit(MODEL, (X, Y), (X, Y), max_steps=max_steps, test_at="end", **DEFAULTS)
+@pytest.mark.parametrize(
+    ("max_steps", "of", "steps", "epochs", "limit"),
+    [
+        (10, 2, 10, 1, "Stopped by training.max_steps after step 10"),
+        (20, 2, 20, 2, None),
+        (30, 2, 20, 2, "Stopped by training.epochs (2) after step 20, before training.max_steps"),
+        (30, None, 30, 3, "Stopped by training.max_steps after step 30"),
+    ],
+)
+def test_max_steps_at_the_end_of_an_epoch(max_steps, of, steps, epochs, limit, caplog):
+    settings = DEFAULTS | {"epochs": of, "max_steps": max_steps, "test_at": "end"}
+    with caplog.at_level("INFO", logger="main"):
+        run = fit(MODEL, (X, Y), (X, Y), **settings)
     assert (run.step, run.completed, len(run.history)) == (steps, epochs, epochs)
-    assert run.cut_short == (epochs == 1)
+    assert run.cut_short == ("max_steps after" in str(limit))
     assert "test_loss" in run.metrics
+    assert f"10 steps per epoch, {steps} in all" in caplog.text
+    logged = [line for line in caplog.messages if line.startswith("Stopped by")]
+    assert len(logged) == bool(limit) and all(line.startswith(limit) for line in logged)
+
+
+def test_a_run_without_epochs_needs_another_limit():
+    with pytest.raises(UserError, match="epochs: is null, so a limit must end the run; set max_st"):
+        fit(MODEL, (X, Y), **DEFAULTS | {"epochs": None})
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from data_loader.loader import first_inputs
+from ranges import local_path
 from training.base import (
     FROZEN,
     TrainState,
@@ -147,7 +148,7 @@ class Pretrained:
     adds to a frozen model, the names are those of the frozen model."""
 
     def __init__(self, path, fresh=(), rename=(), rules=(), interpolate=(), probe=True, model=None):
-        path = Path(path).expanduser()
+        path = local_path("path", path)
         check_regexes("fresh", fresh)
         check_regexes("interpolate", interpolate)
         renaming = read_rules(rename, f"{OPTION}.rename")

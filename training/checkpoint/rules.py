@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from file_io import read_json
+from ranges import local_path
 from training.checkpoint import restore
 from training.checkpoint.regexes import leaf_pattern, name_of_array, name_of_leaf, pieces
 from utils import UserError
@@ -75,7 +76,7 @@ def rule_file(value, key="rules"):
     """(the content of a rule file, given by its name or its path, what to call it in messages)."""
     path = FOLDER / f"{value}.json"
     if not re.fullmatch(r"\w+", str(value)) or not path.exists():
-        path = Path(value).expanduser()
+        path = local_path(key, value)
         if not path.exists():
             ready = f"there are {', '.join(ready_files())}, or give a path"
             raise UserError(f"{key}: no rule file {str(value)!r}; {ready}")

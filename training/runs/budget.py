@@ -1,9 +1,12 @@
 """The budget of a run: training.max_steps and training.max_seconds, after which it ends."""
 
+import logging
 import time
 
 from training.devices.processes import agreed
 from training.watchers import NEVER, Reply
+
+logger = logging.getLogger("main")
 
 
 class Budget:
@@ -51,6 +54,17 @@ class Budget:
         if self.seconds is not None and not is_over:
             is_over = agreed([self.time_is_up()])[0]
         return Reply(budget_exhausted=self.used_up(run)) if is_over and not run.finished else None
+
+    def on_training_end(self, run):
+        """Log if the epochs ended the run before its steps did."""
+        if run.finished and self.steps and run.step < self.steps:
+            logger.info(
+                "Stopped by training.epochs (%d) after step %d, before training.max_steps (%d); "
+                "with training.epochs=null, max_steps alone ends a run",
+                run.epochs,
+                run.step,
+                self.steps,
+            )
 
     def used_up(self, run):
         """The option that ends the run, for the log."""

@@ -52,8 +52,8 @@ class DryRun:
         batch = jax.tree.leaves(trainer.feed.shapes)[0].shape[0]
         steps = "Epochs of unknown length, batches"
         if run.steps is not None:
-            in_all = run.steps * run.epochs
-            in_all = min(in_all, recipe.training.max_steps or in_all)
+            limits = run.epochs and run.steps * run.epochs, recipe.training.max_steps
+            in_all = min(filter(None, limits), default="as many as max_seconds takes")
             steps = f"{run.steps} steps per epoch, {in_all} in all,"
         count = len(trainer.replicas.seeds)
         replicas = f", {count} replicas" if count > 1 else ""

@@ -1,6 +1,7 @@
 """Resuming: which run, from which of its checkpoints, and what is left to train."""
 
 import logging
+import math
 import os
 from contextlib import contextmanager
 from glob import escape
@@ -238,7 +239,7 @@ def epochs_of(checkpoint):
 def log_what_is_left(opened, epochs):
     """Log from where a run of `fit` continues, or why there is nothing left to train."""
     folder, completed, checkpoint = opened.folder, epochs_of(opened.checkpoint), opened.checkpoint
-    if completed >= epochs:
+    if epochs and completed >= epochs:
         what = "nothing is trained; raise `epochs` to continue it, or name another folder"
         logger.info("%s: has completed its %d epochs: %s", folder, completed, what)
     elif checkpoint.record["stopped"]:
@@ -253,7 +254,7 @@ def nothing_to_resume(opened, training, override):
     if opened.checkpoint is None:
         return None
     record, marked = opened.checkpoint.record, (opened.folder / FINISHED).exists()
-    completed, epochs = epochs_of(opened.checkpoint), training.epochs
+    completed, epochs = epochs_of(opened.checkpoint), training.epochs or math.inf
     if completed > epochs or (completed == epochs and (marked or record["position"])):
         return (
             f"{opened.folder}: has completed {completed} epochs, and training.epochs is {epochs}; "

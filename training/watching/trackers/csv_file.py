@@ -4,12 +4,13 @@ import io
 from csv import reader, writer
 
 from file_io import atomic_write
+from ranges import LocalPath
 from training.base import Tracker
 from training.watching.metric_log import append
 from training.watching.trackers.common import check_file_name, existing_text, made_inside
 
 
-def csv(file: str = "metrics.csv") -> Tracker:
+def csv(file: LocalPath = "metrics.csv") -> Tracker:
     """Write each line as a row of a table in the run's folder; missing values are empty."""
     check_file_name(file)
     return Csv(file)

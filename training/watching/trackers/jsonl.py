@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from file_io import atomic_write, parse_json
-from ranges import NeedsTrust
+from ranges import LocalPath, NeedsTrust
 from training.base import Tracker
 from training.watching.metric_log import append, json_safe
 from training.watching.trackers.common import check_file_name, existing_text, made_inside
@@ -18,7 +18,7 @@ def is_elsewhere(file):
     return os.path.isabs(os.path.expanduser(file))
 
 
-FileName = Annotated[str, NeedsTrust("is written outside the run's folder", is_elsewhere)]
+FileName = Annotated[LocalPath, NeedsTrust("is written outside the run's folder", is_elsewhere)]
 
 
 def jsonl(file: FileName = "tracked.jsonl") -> Tracker:
