@@ -32,7 +32,7 @@ UTILS = {"utils", "file_io", "ranges"}
 ALLOWED = {
     "utils": ({"utils"}, False),  # with file_io.py and ranges.py
     "wiring": ({*UTILS, "wiring"}, False),
-    "model": ({"model"}, True),
+    "model": ({*UTILS, "model"}, True),
     "adapters": ({"utils", "model.base"}, True),
     "data_loader": ({*UTILS, "data_loader"}, False),
     "training": (

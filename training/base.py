@@ -7,10 +7,12 @@ config's args are their keyword-only arguments.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, NewType, get_args
+from typing import Any, Literal, NamedTuple, NewType
 
 import jax
 import jax.numpy as jnp
+
+from ranges import checked
 
 
 class Optimizer(NamedTuple):
@@ -62,26 +64,17 @@ class Tracked(NamedTuple):
     phase: Phase = "ANY"
 
 
-def tracked(function, mode="MEAN", freq="ANY", phase="ANY"):
+@checked
+def tracked(function, mode: Mode = "MEAN", freq: Freq = "ANY", phase: Phase = "ANY"):
     """A metric with another mode, freq (STEP: log lines within an epoch, EPOCH: at its end) or
     phase."""
-    wrong = []
-    for name, value, allowed in (
-        ("mode", mode, Mode),
-        ("freq", freq, Freq),
-        ("phase", phase, Phase),
-    ):
-        if value not in get_args(allowed):
-            wrong.append(f"{name}: must be one of {', '.join(get_args(allowed))}, got {value!r}")
     if freq == "STEP" and phase in ("VAL", "TEST", "EVAL"):
-        wrong.append(
+        raise ValueError(
             f"freq: STEP is within an epoch of training, so {phase} would never be measured; "
             "use EPOCH, or phase TRAIN"
         )
     if freq == "STEP" and mode == "CONCAT":
-        wrong.append("freq: CONCAT gathers a whole epoch; use EPOCH")
-    if wrong:
-        raise ValueError("\n".join(wrong))
+        raise ValueError("freq: CONCAT gathers a whole epoch; use EPOCH")
     return Tracked(function, mode, freq, phase)
 
 

@@ -14,13 +14,13 @@ import optax
 import pytest
 
 from model.mlp import mlp
+from ranges import Misfit, form
 from training.objective import inputs
 from training.runs.start import checked_recipe
 from utils import BAD_INPUT, UserError, first_line, run_command, where_and_why
 from wiring.build import build
 from wiring.config import override
 from wiring.kinds import KINDS, requirement
-from wiring.values import Misfit, convert
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -503,4 +503,4 @@ def test_a_message_is_cut_however_much_it_quotes(capsys):
 )
 def test_a_choice_of_types_is_described_in_words_of_json(annotation, expected):
     with pytest.raises(Misfit, match=f"x: must be {expected}, found 7"):
-        convert(7, annotation, "x", lambda *_: NotImplemented)
+        form(annotation).read(7, "x")
