@@ -228,11 +228,11 @@ def in_ranges(inner, metadata):
     ranges = [each for each in metadata if isinstance(each, Range)]
 
     def read(value, path, part=None):
-        value = inner.read(value, path, part)
+        converted = inner.read(value, path, part)
         for each in ranges:
-            if not each.holds(value):
+            if not each.holds(converted):
                 raise OutOfRange(path, f"must be {each.words}, got {show(value)}")
-        return value
+        return converted
 
     words = [each.words.split(" (")[0] for each in ranges if each is not INT32]
     if not words or not words[0].startswith(("a ", "an ")):
@@ -244,12 +244,14 @@ def in_ranges(inner, metadata):
 
 
 def one_of(choices):
-    """A value of one of several forms, of which "a number" is tried last: an integer therefore
+    """A value of one of several forms. Null is tried first, and a number last: an integer therefore
     stays an integer if both are accepted."""
     words = " or ".join(each.words for each in choices)
+    order = {"null": 0, "a number": 2}
+    in_order = sorted(choices, key=lambda each: order.get(each.words, 1))
 
     def read(value, path, part=None):
-        for each in sorted(choices, key=lambda each: each.words == NAMES[float][0]):
+        for each in in_order:
             try:
                 return each.read(value, path, part)
             except OutOfRange:

@@ -233,7 +233,7 @@ def test_a_loss_is_needed_only_where_the_objective_calls_it(valid, monkeypatch):
     recipe, template = checked_recipe(parts)
     assert recipe.metric_plan.rules["error"] == (None, "MAX", "ANY", "TRAIN")
     assert list(template.sums["epoch"]["values"]["error"]) == ["MAX"]
-    with pytest.raises(UserError, match=r"c: metrics.error.mode: must be one of MEAN"):
+    with pytest.raises(UserError, match=r'c: metrics.error.mode: found "LARGEST"; allowed: "MEAN"'):
         build(own | {"metrics": {"error": {"mode": "LARGEST"}}}, "c")
 
 
