@@ -1,19 +1,32 @@
-"""Ranges of arguments. A range is declared once, in an annotation such as `lr: Positive`; the check
-of a call, that of a config and the JSON schema are all made from it."""
+"""What an argument accepts, read from its annotation.
+
+`form(annotation)` is the only function that interprets annotations: the check of a call, that of a
+config, the JSON schema and the pages of docs/ are all made from it. A range is declared once, in
+an annotation such as `lr: Positive`.
+"""
 
 import functools
 import inspect
+import json
 import math
 import operator
+import os
 import re
 import sys
+import typing
+from collections.abc import Callable
 from contextlib import suppress
-from numbers import Real
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from utils import UserError
+from utils import UserError, did_you_mean
+
+
+def show(value):
+    """A value as JSON text, cut to 60 characters."""
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def require(arguments, is_valid, requirement):
@@ -114,41 +127,253 @@ PositiveShare = Annotated[float, positive_share]
 LocalPath = Annotated[str, local]
 
 
-def out_of_range(name, value, annotation):
-    """What is wrong with an argument by the ranges in its annotation, one message each. In a tuple
-    every item is checked."""
+class Misfit(ValueError):
+    """A value does not fit its annotation; `path` is its place."""
+
+    def __init__(self, path, message):
+        super().__init__(f"{path}: {message}")
+        self.path, self.message = path, message
+
+
+class OutOfRange(Misfit):
+    """A value of the right type is not in the range of its annotation."""
+
+
+class Form(NamedTuple):
+    """What an annotation accepts."""
+
+    words: str  # for a message, as in "must be an integer"
+    shown: str  # for a page, with the range
+    schema: dict  # the JSON schema
+    # (value, path, part) -> the value as the code gets it; it raises Misfit. `part(annotation,
+    # value, path)` builds what names a part; without it, values of parts are accepted unchanged.
+    read: Callable
+    marks: tuple = ()  # the NeedsTrust in the annotation
+    parts: frozenset = frozenset()  # the kinds of parts in it
+
+
+NAMES = {  # {type: (its words, its name in a JSON schema)}
+    int: ("an integer", "integer"),
+    float: ("a number", "number"),
+    bool: ("true or false", "boolean"),
+    str: ("a string", "string"),
+    dict: ("an object", "object"),
+    type(None): ("null", "null"),
+}
+
+
+def form(annotation, part_form=lambda annotation: None):
+    """The Form of an annotation. `part_form(annotation)` is that of a part, or None. An annotation
+    that JSON cannot express accepts every value."""
+    if own := part_form(annotation):
+        return own
     origin, inner = get_origin(annotation), get_args(annotation)
+    form_of = functools.partial(form, part_form=part_form)
     if origin is Annotated:
-        limits = [limit for limit in inner[1:] if isinstance(limit, Range)]
-        missed = [limit.words for limit in limits if not limit.holds(value)]
-        shown = repr(value) if isinstance(value, str) else value
-        return [f"{name}: must be {words}, got {shown}" for words in missed]
-    pairs = []
+        return in_ranges(form_of(inner[0]), inner[1:])
+    if origin in (typing.Required, typing.NotRequired):
+        return form_of(inner[0])
     if origin in (Union, UnionType):
-        literals = [choice for choice in inner if get_origin(choice) is Literal]
-        if not any(value in get_args(literal) for literal in literals):
-            kind = Annotated if isinstance(value, Real | str) else tuple
-            pairs = [(value, choice) for choice in inner if get_origin(choice) is kind]
-    elif origin is tuple and isinstance(value, tuple | list):
-        kinds = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
-        pairs = zip(value, kinds, strict=False)
-    return [text for item, kind in pairs for text in out_of_range(name, item, kind)]
+        return one_of([*map(form_of, inner)])
+    if origin is Literal:
+        return choice(inner)
+    if annotation is tuple or origin is tuple:
+        return sequence([*map(form_of, [kind for kind in inner if kind is not Ellipsis])], inner)
+    if typing.is_typeddict(annotation):
+        return keys_of(annotation, form_of)
+    if (origin or annotation) in NAMES:
+        return plain(origin or annotation)
+    name = getattr(annotation, "__name__", str(annotation))
+    shown = {inspect.Parameter.empty: "any", list: "a list"}.get(annotation, name)
+    return Form(shown, shown, {}, lambda value, path, part=None: frozen(value))
+
+
+def plain(kind):
+    """A number, a string, true or false, an object, or null. An integer is also a number, a truth
+    value is not; NumPy's and JAX's numbers are numbers, too."""
+    words, name = NAMES[kind]
+    accepted = {int: "__index__", float: "__float__", str: "__fspath__"}.get(kind)
+
+    def read(value, path, part=None):
+        fits = isinstance(value, kind) or (accepted and hasattr(value, accepted))
+        if not fits or (isinstance(value, bool) and kind is not bool):
+            raise Misfit(path, f"must be {words}, found {show(value)}")
+        if kind is str and str(value).startswith(("~/", "~\\")):
+            return os.path.expanduser(value)  # a path; no shell expands it in a file
+        if kind is not float or type(value) is not int:
+            return value
+        try:
+            return float(value)
+        except OverflowError:
+            raise Misfit(path, f"is too large for a number: {show(value)}") from None
+
+    return Form(words, words, {"type": name}, read)
+
+
+def choice(allowed):
+    """One of the values of a Literal."""
+
+    def read(value, path, part=None):
+        if not any(value == each and type(value) is type(each) for each in allowed):
+            raise Misfit(path, f"found {show(value)}; allowed: {', '.join(map(show, allowed))}")
+        return value
+
+    words = " or ".join(map(show, allowed))
+    shown = " or ".join(f"`{show(each)}`" for each in allowed)
+    return Form(words, shown, {"enum": list(allowed)}, read)
+
+
+def in_ranges(inner, metadata):
+    """A value of the `inner` form that is in the ranges among the metadata of an annotation."""
+    ranges = [each for each in metadata if isinstance(each, Range)]
+
+    def read(value, path, part=None):
+        converted = inner.read(value, path, part)
+        for each in ranges:
+            if not each.holds(converted):
+                raise OutOfRange(path, f"must be {each.words}, got {show(value)}")
+        return converted
+
+    words = [each.words.split(" (")[0] for each in ranges if each is not INT32]
+    if not words or not words[0].startswith(("a ", "an ")):
+        words = [inner.shown, *words]
+    keywords = {key: value for each in ranges for key, value in each.keywords.items()}
+    marks = tuple(each for each in metadata if isinstance(each, NeedsTrust))
+    schema = inner.schema | keywords
+    return Form(inner.words, ", ".join(words), schema, read, inner.marks + marks, inner.parts)
+
+
+def one_of(choices):
+    """A value of one of several forms. Null is tried first, and a number last: an integer therefore
+    stays an integer if both are accepted."""
+    words = " or ".join(each.words for each in choices)
+    order = {"null": 0, "a number": 2}
+    in_order = sorted(choices, key=lambda each: order.get(each.words, 1))
+
+    def read(value, path, part=None):
+        for each in in_order:
+            try:
+                return each.read(value, path, part)
+            except OutOfRange:
+                raise
+            except Misfit as misfit:
+                if misfit.path != path:
+                    raise  # the message says what is wrong inside the value
+        raise Misfit(path, f"must be {words}, found {show(value)}")
+
+    shown = [each.shown for each in choices]
+    # The words of a range may name a value that is also a choice of its own: "or -1".
+    named = {f"`{each.rsplit(', or ', 1)[-1]}`" for each in shown if ", or " in each}
+    shown = [each for each in shown if each not in named]
+    text = (", or " if any(", " in each for each in shown) else " or ").join(shown)
+    return together(words, text, {"anyOf": [each.schema for each in choices]}, read, choices)
+
+
+def sequence(items, inner):
+    """A list, which becomes a tuple: of any length if the annotation ends with `...`."""
+    is_open = not inner or inner[-1] is Ellipsis
+
+    def read(value, path, part=None):
+        if isinstance(value, str | dict) or not hasattr(value, "__len__"):
+            raise Misfit(path, f"must be a list, found {show(value)}")
+        if not inner:
+            return frozen(value)
+        kinds = items * len(value) if is_open else items
+        if len(kinds) != len(value):
+            raise Misfit(path, f"must be a list of {len(kinds)} items, found {show(value)}")
+        return tuple(
+            kind.read(item, f"{path}.{i}", part)
+            for i, (kind, item) in enumerate(zip(kinds, value, strict=True))
+        )
+
+    schema = {"type": "array"}
+    if inner and is_open:
+        schema["items"] = items[0].schema
+    elif inner:
+        schema |= {"items": [each.schema for each in items]}
+        schema |= {"minItems": len(items), "maxItems": len(items)}
+    shown = "a list"
+    if inner:
+        shown = f"[{', '.join([each.shown for each in items] + ['...'] * is_open)}]"
+    return together("a list", shown, schema, read, items)
+
+
+def keys_of(annotation, form_of):
+    """An object with the keys of a TypedDict."""
+    hints = get_type_hints(annotation, include_extras=True)
+    forms = {key: form_of(hint) for key, hint in hints.items()}
+    required = sorted(annotation.__required_keys__)
+
+    def read(value, path, part=None):
+        if not isinstance(value, dict):
+            raise Misfit(path, f"must be an object, found {show(value)}")
+        for key in value:
+            if key not in forms:
+                hint = did_you_mean(key, forms)
+                raise Misfit(f"{path}.{key}", f"no such key{hint} ({', '.join(forms)})")
+        if missing := [key for key in required if key not in value]:
+            raise Misfit(path, f"needs {missing[0]!r}")
+        return {key: forms[key].read(item, f"{path}.{key}", part) for key, item in value.items()}
+
+    schema = {
+        "type": "object",
+        "properties": {key: each.schema for key, each in forms.items()},
+        "required": required,
+        "additionalProperties": False,
+    }
+    return together("an object", f"`{annotation.__name__}`", schema, read, forms.values())
+
+
+def together(words, shown, schema, read, forms):
+    """A Form made of others."""
+    marks = tuple(mark for each in forms for mark in each.marks)
+    parts = frozenset().union(*(each.parts for each in forms))
+    return Form(words, shown, schema, read, marks, parts)
+
+
+def frozen(value):
+    """The value with all lists in it as tuples."""
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return tuple(map(frozen, value))
+    return {k: frozen(v) for k, v in value.items()} if type(value) is dict else value
+
+
+def misfits(forms, values):
+    """What is wrong with {name: value} by {name: Form}, one message each."""
+    for name, value in values.items():
+        if name in forms:
+            try:
+                forms[name].read(value, name)
+            except Misfit as misfit:
+                yield str(misfit)
 
 
 def checked(function):
-    """Check the arguments of every call of a function by the ranges in its annotations."""
+    """Check the arguments of every call of a function by its annotations."""
     names = list(inspect.signature(function).parameters)
+
+    @functools.cache  # at the first call, when all names in the annotations are known
+    def forms():
+        hints = get_type_hints(function, include_extras=True)
+        return {name: form(hint) for name, hint in hints.items()}
 
     @functools.wraps(function)
     def call(*args, **kwargs):
-        hints = get_type_hints(function, include_extras=True)
         given = dict(zip(names, args, strict=False)) | kwargs
-        pairs = [(name, given[name], hints.get(name)) for name in names if name in given]
-        if problems := [text for pair in pairs for text in out_of_range(*pair)]:
+        if problems := [*misfits(forms(), given)]:
             raise ValueError("\n".join(problems))
         return function(*args, **kwargs)
 
     return call
+
+
+def check_options(options):
+    """Check every field of a dataclass by its annotation; raise all problems in one ValueError, one
+    per line."""
+    hints = get_type_hints(type(options), include_extras=True)
+    forms = {name: form(hint) for name, hint in hints.items()}
+    if problems := [*misfits(forms, vars(options))]:
+        raise ValueError("\n".join(problems))
 
 
 def local_path(name, path):
@@ -188,33 +413,3 @@ def check_minimums(**arguments):
     ]
     if errors:
         raise ValueError("\n".join(errors))
-
-
-def check_options(options):
-    """Check the choices of every Literal field of a dataclass, and the type and range of every
-    field that is annotated with a range; raise all problems in one ValueError, one per line."""
-    problems = []
-    for name, annotation in get_type_hints(type(options), include_extras=True).items():
-        value, choices = getattr(options, name), get_args(annotation)
-        if get_origin(annotation) is Literal and value not in choices:
-            problems.append(
-                f"{name}: must be one of {', '.join(map(repr, choices))}, got {value!r}"
-            )
-        elif (plain := without_ranges(annotation)) != annotation and not isinstance(value, plain):
-            expected = getattr(plain, "__name__", plain)
-            problems.append(f"{name}: must be {expected}, got {value!r}")
-        else:
-            problems += out_of_range(name, value, annotation)
-    if problems:
-        raise ValueError("\n".join(problems))
-
-
-def without_ranges(annotation):
-    """An annotation of a number without its range, as in `int | None` for `Count | None`. An
-    integer is also a float."""
-    inner = get_args(annotation)
-    if get_origin(annotation) is Annotated:
-        return int | float if inner[0] is float else inner[0]
-    if get_origin(annotation) in (Union, UnionType):
-        return functools.reduce(operator.or_, map(without_ranges, inner))
-    return type(inner[0]) if get_origin(annotation) is Literal else annotation

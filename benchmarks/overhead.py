@@ -24,6 +24,7 @@ from training.devices.sharding import Plan
 from training.fit import assemble
 from training.recipe import compose
 from training.trainer import Trainer
+from training.update import accepting
 from training.watching.metric_log import MetricLog
 from wiring.build import build
 from wiring.config import read
@@ -67,7 +68,7 @@ def loop_against_bare_steps(folder, rounds):
     """The loop, which logs every 22nd step, against its steps alone."""
     loop, recipe, data = loop_of(folder / "loop", ["training.eval_every=0"])
     trainers = [trainer_of(recipe, {"train": data["train"]}) for _ in range(3)]
-    step = recipe.make_update(unroll=False).step
+    step = accepting(recipe.make_update(unroll=False).step)
     forms = {
         "fit": loop.epoch,
         "bare, one call per epoch": partial(bare_epoch, trainers[0], 10**9),
@@ -117,7 +118,7 @@ def loop_of(folder, overrides):
 def trainer_of(recipe, sets):
     """A started Trainer."""
     trainer = Trainer(recipe, sets)
-    trainer.start(sets)
+    trainer.start()
     return trainer
 
 

@@ -61,7 +61,7 @@ def trainer_of(workload, train):
     recipe = recipe_of(model, optimizer=optimizer, batch_size=workload.batch_size)
     sets = {"train": Arrays(*train)}
     trainer = Trainer(recipe, sets)
-    trainer.start(sets)
+    trainer.start()
     return trainer, trainer.feed.steps
 
 

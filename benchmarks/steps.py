@@ -11,7 +11,7 @@ from training.devices.mesh import AXES, make_mesh
 from training.devices.sharding import Plan
 from training.fit import recipe_of
 from training.optimizers import adamw
-from training.programs import Program, loops_are_slow, over_batch, placed, platform_options
+from training.programs import Program, loops_are_slow, over_batch, platform_options
 from training.replicas import first_state, first_weights
 from training.trainer import SEED, train_functions
 from training.update import zero_sums
@@ -67,6 +67,17 @@ def program_of(step, options, sharding=None):
     carry, batch = placed(step.carry, shardings), placed(step.batch, plan.batch())
     valid = jax.ShapeDtypeStruct((), jnp.int32, sharding=plan.whole)
     return program, ((), carry, batch, valid), plan
+
+
+def placed(tree, shardings):
+    """The specs of arrays from their shapes and from their shardings, which are one or a tree."""
+    if hasattr(shardings, "spec"):
+        shardings = jax.tree.map(lambda leaf: shardings, tree)
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        tree,
+        shardings,
+    )
 
 
 def mesh_name(shape):

@@ -138,7 +138,6 @@ class Data(NamedTuple):
     bytes_per_token: float | None = None  # the average in the text
     ignore_label: int | None = None  # the label of positions that do not count
     columns: dict | None = None  # {column of a table: its categories, or () for numbers}
-    resident: bool = True  # False: load() returns no Arrays, so that path is not precompiled
 
 
 def tokenizer_json(data):

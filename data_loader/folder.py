@@ -55,7 +55,7 @@ def folder(
     example = (np.zeros((*image_size, MODES[color][1]), np.uint8), np.zeros((), np.int32))
     sizes = {name: len(dataset) for name, dataset in sets.items()}
     named = {"num_classes": len(classes), "classes": tuple(classes)}
-    return Data(example, sizes, lambda: sets, **named, resident=False)
+    return Data(example, sizes, lambda: sets, **named)
 
 
 def need_pillow(what):

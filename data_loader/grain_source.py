@@ -60,7 +60,7 @@ def data_of(sets, memory_mb=0, **named):
     def load():
         return {name: in_memory(records) if fits else records for name, records in sets.items()}
 
-    return Data(example, sizes, load, **named, resident=fits)
+    return Data(example, sizes, load, **named)
 
 
 def in_memory(records):

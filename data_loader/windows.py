@@ -167,4 +167,4 @@ def window_data(sets, length, **facts):
     x, y = next(iter(sets.values()))[0]
     x = {name: np.zeros_like(a) for name, a in x.items()} if isinstance(x, dict) else x * 0
     sizes = {name: len(windows) for name, windows in sets.items()}
-    return Data((x, y * 0), sizes, lambda: sets, ignore_label=IGNORED, resident=False, **facts)
+    return Data((x, y * 0), sizes, lambda: sets, ignore_label=IGNORED, **facts)

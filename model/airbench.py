@@ -5,13 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from model.base import Model
-from model.checks import Count, Positive, check_image, check_widths, checked
+from model.checks import check_image, check_widths
 from model.layers.activations import gelu
 from model.layers.conv import conv2d, conv2d_init
 from model.layers.initializers import fans, uniform_with_variance
 from model.layers.linear import linear, linear_init
 from model.layers.norm import batch_norm, batch_norm_init
 from model.layers.pool import global_max_pool, max_pool
+from ranges import Count, Positive, checked
 
 NORM = {"momentum": 0.6, "eps": 1e-12}
 EPS = 5e-4  # added to the variances of patches

@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 
 from model.base import Model
-from model.checks import Count, Depth, Positive, check_image, check_widths, checked
+from model.checks import Depth, check_image, check_widths
 from model.layers.activations import gelu
 from model.layers.blocks import apply_blocks, blocks_init, check_blocks, equal_runs
 from model.layers.conv import conv2d, conv2d_init
 from model.layers.linear import linear, linear_init
 from model.layers.norm import layer_norm, layer_norm_init
 from model.layers.pool import global_avg_pool
+from ranges import Count, Positive, checked
 
 
 @checked

@@ -5,11 +5,12 @@ import jax
 import jax.numpy as jnp
 
 from model.base import Model
-from model.checks import Count, check_image, checked
+from model.checks import check_image
 from model.layers.activations import leaky_relu, relu, sigmoid
 from model.layers.conv import conv2d, conv2d_init
 from model.layers.linear import linear, linear_init
 from model.layers.norm import layer_norm, layer_norm_init
+from ranges import Count, checked
 
 
 @checked

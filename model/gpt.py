@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from model.base import Model
-from model.checks import Count, Depth, Positive, Rate, checked
+from model.checks import Depth
 from model.layers.activations import gelu, gelu_tanh, silu
 from model.layers.attention import attend, split_heads
 from model.layers.blocks import apply_blocks, blocks_init, check_blocks, unrolled
@@ -26,6 +26,7 @@ from model.layers.initializers import normal
 from model.layers.linear import linear, linear_init, linears
 from model.layers.norm import layer_norm, layer_norm_init, rms_norm, rms_norm_init
 from model.layers.rotary import rotary, rotation
+from ranges import Count, Fraction, Positive, checked
 
 NORMS = {"layer": (layer_norm_init, layer_norm), "rms": (rms_norm_init, rms_norm)}
 
@@ -71,7 +72,7 @@ def gpt(
     bias: bool = True,
     eps: Positive = 1e-5,
     rotary_base: Positive = 10_000.0,
-    dropout: Rate = 0.0,
+    dropout: Fraction = 0.0,
     remat: str | None = None,
     scan: bool = False,
 ) -> Model:

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from model.base import Model
-from model.checks import Count, Positive, checked
 from model.layers.blocks import NAME
 from model.layers.initializers import uniform_with_variance
+from ranges import Count, Positive, checked
 
 
 @checked

@@ -6,7 +6,7 @@ from functools import partial
 import jax
 
 from model.base import Model
-from model.checks import Count, Depth, Positive, Rate, check_image, checked
+from model.checks import Depth, check_image
 from model.layers.activations import gelu
 from model.layers.blocks import apply_blocks, blocks_init, check_blocks
 from model.layers.conv import conv2d, conv2d_init
@@ -15,6 +15,7 @@ from model.layers.dropout import dropout as drop
 from model.layers.dropout import split_key
 from model.layers.linear import linear, linear_init
 from model.layers.norm import layer_norm, layer_norm_init
+from ranges import Count, Fraction, Positive, checked
 
 
 @checked
@@ -26,8 +27,8 @@ def mixer(
     depth: Depth = 4,
     token_hidden: Count | None = None,
     hidden: Count | None = None,
-    dropout: Rate = 0.0,
-    drop_path: Rate = 0.0,
+    dropout: Fraction = 0.0,
+    drop_path: Fraction = 0.0,
     remat: str | None = None,
     scan: bool = False,
     eps: Positive = 1e-6,

@@ -7,11 +7,12 @@ from itertools import pairwise
 import jax
 
 from model.base import Model
-from model.checks import Count, Rate, check_widths, checked
+from model.checks import check_widths
 from model.layers import activations
 from model.layers.dropout import dropout as drop
 from model.layers.dropout import split_key
 from model.layers.linear import linear, linear_init
+from ranges import Count, Fraction, checked
 
 
 @checked
@@ -20,7 +21,7 @@ def mlp(
     num_classes: Count,
     dims: tuple[Count, ...] = (128, 128),
     activation: str = "relu",
-    dropout: Rate = 0.0,
+    dropout: Fraction = 0.0,
 ) -> Model:
     """Hidden layers of the widths `dims`, each with activation and dropout, then a linear layer."""
     check_widths("input_shape", input_shape)

@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 import jax
 
 from model.base import Model
-from model.checks import Count, Positive, Rate, check_image, checked
+from model.checks import check_image
 from model.layers.activations import hard_sigmoid, hard_swish, relu
 from model.layers.conv import conv2d, conv2d_init
 from model.layers.dropout import dropout as drop
@@ -13,6 +13,7 @@ from model.layers.initializers import he_normal
 from model.layers.linear import linear, linear_init
 from model.layers.norm import batch_norm, batch_norm_init
 from model.layers.pool import global_avg_pool
+from ranges import Count, Fraction, Positive, checked
 
 STEM = 16  # channels
 
@@ -65,7 +66,7 @@ def mobilenet(
     size: Literal["small", "large"] = "small",
     width: Positive = 1.0,
     large_images: bool = False,
-    dropout: Rate = 0.0,
+    dropout: Fraction = 0.0,
 ) -> Model:
     """The small or the large version, with `width` times as many channels everywhere.
 

@@ -3,9 +3,9 @@
 import jax
 
 from model.base import Model
-from model.checks import Count, checked
 from model.layers.activations import relu
 from model.layers.linear import linear, linear_init
+from ranges import Count, checked
 
 
 @checked

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 
 from model.base import Model
-from model.checks import Count, Depth, check_image, check_widths, checked
+from model.checks import Depth, check_image, check_widths
 from model.layers.activations import relu
 from model.layers.blocks import apply_blocks, blocks_init, check_blocks, equal_runs, joined
 from model.layers.conv import conv2d, conv2d_init
@@ -16,6 +16,7 @@ from model.layers.initializers import he_normal
 from model.layers.linear import linear, linear_init
 from model.layers.norm import batch_norm, batch_norm_init
 from model.layers.pool import global_avg_pool, max_pool
+from ranges import Count, checked
 
 
 @checked

@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from model.base import Model
-from model.checks import Count, Depth, Rate, checked
+from model.checks import Depth
 from model.layers.dropout import dropout as drop
 from model.layers.dropout import split_key
 from model.layers.embedding import embedding, embedding_init
 from model.layers.linear import linear, linear_init
 from model.layers.recurrent import gru, gru_init, lstm, lstm_init
+from ranges import Count, Fraction, checked
 
 CELLS = {"lstm": (lstm_init, lstm), "gru": (gru_init, gru)}
 
@@ -25,7 +26,7 @@ def rnn(
     dim: Count = 128,
     depth: Depth = 1,
     bidirectional: bool = False,
-    dropout: Rate = 0.0,
+    dropout: Fraction = 0.0,
     pool: Literal["last", "mean"] = "last",
 ) -> Model:
     """`depth` recurrent layers over sequences (T, features), or over T tokens of a `vocab_size`.

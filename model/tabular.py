@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 
 from model.base import Model
-from model.checks import Count, Rate, checked
 from model.layers.embedding import embedding, embedding_init
 from model.mlp import mlp
+from ranges import Count, Fraction, checked
 
 
 @checked
@@ -17,7 +17,7 @@ def tabular(
     embed_dim: Count = 8,
     dims: tuple[Count, ...] = (128, 128),
     activation: str = "relu",
-    dropout: Rate = 0.0,
+    dropout: Fraction = 0.0,
 ) -> Model:
     """Embed the categories of each column, and pass the vectors and the numbers to an `mlp`.
 

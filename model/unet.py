@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from model.base import Model
-from model.checks import Count, CountOrZero, Depth, Rate, check_image, check_widths, checked
+from model.checks import Depth, check_image, check_widths
 from model.layers.activations import silu
 from model.layers.attention import attention, attention_init
 from model.layers.conv import conv2d, conv2d_init
@@ -18,6 +18,7 @@ from model.layers.embedding import embedding, embedding_init
 from model.layers.initializers import normal, zeros
 from model.layers.linear import linear, linear_init
 from model.layers.norm import group_norm, group_norm_init
+from ranges import Count, CountOrZero, Fraction, checked
 
 
 @checked
@@ -30,7 +31,7 @@ def unet(
     heads: Count = 4,
     groups: Count = 8,
     patch: Count = 1,
-    dropout: Rate = 0.0,
+    dropout: Fraction = 0.0,
 ) -> Model:
     """`depth` residual blocks per width on the way down, where each later width halves the image
     size, and on the way up, where each block also reads the output of its counterpart.

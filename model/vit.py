@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from model.base import Model
-from model.checks import Count, Depth, Positive, Rate, check_image, checked
+from model.checks import Depth, check_image
 from model.layers.activations import gelu
 from model.layers.attention import attention, attention_init
 from model.layers.blocks import apply_blocks, blocks_init, check_blocks
@@ -19,6 +19,7 @@ from model.layers.dropout import split_key
 from model.layers.embedding import embedding_init
 from model.layers.linear import linear, linear_init
 from model.layers.norm import layer_norm, layer_norm_init
+from ranges import Count, Fraction, Positive, checked
 
 
 @checked
@@ -30,8 +31,8 @@ def vit(
     depth: Depth = 4,
     heads: Count = 4,
     expansion: Count = 4,
-    dropout: Rate = 0.0,
-    drop_path: Rate = 0.0,
+    dropout: Fraction = 0.0,
+    drop_path: Fraction = 0.0,
     remat: str | None = None,
     scan: bool = False,
     pool: Literal["mean", "token"] = "mean",

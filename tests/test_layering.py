@@ -32,7 +32,7 @@ UTILS = {"utils", "file_io", "ranges"}
 ALLOWED = {
     "utils": ({"utils"}, False),  # with file_io.py and ranges.py
     "wiring": ({*UTILS, "wiring"}, False),
-    "model": ({"model"}, True),
+    "model": ({*UTILS, "model"}, True),
     "adapters": ({"utils", "model.base"}, True),
     "data_loader": ({*UTILS, "data_loader"}, False),
     "training": (
@@ -65,11 +65,10 @@ ROOMS = {
     "augment": set(),
     "objectives": set(),
     "devices": set(),
-    "debugging": set(),
     "watching": {"devices"},
     "checkpoint": {"devices", "watching"},
     "report": {"watching"},
-    "runs": {"devices", "debugging", "watching", "checkpoint", "report"},
+    "runs": {"devices", "watching", "checkpoint", "report"},
 }
 ASSEMBLER = "fit"  # the one file of the spine that may import rooms, since it puts a run together
 HEAVY = {"optax", "flax", "tensorflow", "tf2onnx", "onnx", "onnxruntime", "ai_edge_litert", "wandb"}

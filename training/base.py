@@ -7,11 +7,12 @@ config's args are their keyword-only arguments.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, NewType, get_args
+from typing import Any, Literal, NamedTuple, NewType
 
 import jax
 import jax.numpy as jnp
 
+from ranges import checked
 from utils import UserError, parameters_of
 
 
@@ -78,26 +79,17 @@ class Tracked(NamedTuple):
     phase: Phase = "ANY"
 
 
-def tracked(function, mode="MEAN", freq="ANY", phase="ANY"):
+@checked
+def tracked(function, mode: Mode = "MEAN", freq: Freq = "ANY", phase: Phase = "ANY"):
     """A metric with another mode, freq (STEP: log lines within an epoch, EPOCH: at its end) or
     phase."""
-    wrong = []
-    for name, value, allowed in (
-        ("mode", mode, Mode),
-        ("freq", freq, Freq),
-        ("phase", phase, Phase),
-    ):
-        if value not in get_args(allowed):
-            wrong.append(f"{name}: must be one of {', '.join(get_args(allowed))}, got {value!r}")
     if freq == "STEP" and phase in ("VAL", "TEST", "EVAL"):
-        wrong.append(
+        raise ValueError(
             f"freq: STEP is within an epoch of training, so {phase} would never be measured; "
             "use EPOCH, or phase TRAIN"
         )
     if freq == "STEP" and mode == "CONCAT":
-        wrong.append("freq: CONCAT gathers a whole epoch; use EPOCH")
-    if wrong:
-        raise ValueError("\n".join(wrong))
+        raise ValueError("freq: CONCAT gathers a whole epoch; use EPOCH")
     return Tracked(function, mode, freq, phase)
 
 
@@ -183,11 +175,20 @@ def evaluated_part(tree):
     return "ema" if "ema" in parts else "params"
 
 
+class StepResult(NamedTuple):
+    """What a step computes. The run accepts the new state unless something is not finite."""
+
+    new: TrainState  # with the new params, state, opt and ema
+    grads: Any
+    losses: Any  # one value per example, or a dict of terms that have one
+    metrics: dict  # {label: one value per example}
+
+
 class Update(NamedTuple):
     """How one batch changes a TrainState; the first `valid` examples of a batch are genuine."""
 
     init: Callable  # params -> (opt_state, averaged params or None)
-    step: Callable  # (TrainState, batch, valid) -> TrainState
+    step: Callable  # (TrainState, batch, valid) -> StepResult
     # the cost of a step in forward passes of the objective, if known
     passes: int | None = None
 

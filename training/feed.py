@@ -4,10 +4,9 @@ batches are streamed.
 Both feeds have `shapes` (of one batch), `steps` (in an epoch; None if unknown), `nbytes` (on the
 device) and `waited` (seconds spent waiting for batches). `program(name, step, report, fori_loop,
 shardings)` makes the program for a step (`fori_loop` is None for one step per call), and `specs()`
-returns the specs of its arguments after the constants and the carry. `fill(dataset)` loads data
-that was only specs at first, `begin(epoch, start)` goes to a batch of an epoch, `calls(count)`
-yields the arguments of the calls that take up to `count` batches, `peek()` returns those of the
-next call, `batch(epoch, position)` returns an earlier batch, and `close()` ends the feed. With
+returns the specs of its arguments after the constants and the carry. `begin(epoch, start)` goes to
+a batch of an epoch, `calls(count)` yields the arguments of the calls that take up to `count`
+batches, `batch(epoch, position)` returns an earlier batch, and `close()` ends the feed. With
 several processes, each reads the rows of a batch that its own devices hold, or all of a resident
 dataset.
 """
@@ -23,7 +22,7 @@ import numpy as np
 
 from data_loader.base import Arrays, has_items, length
 from data_loader.loader import batches, collate, epoch_order, in_epoch, padded, prefetch
-from training.programs import over_batch, over_rows, placed
+from training.programs import over_batch, over_rows
 from utils import UserError
 
 logger = logging.getLogger("main")
@@ -31,36 +30,28 @@ logger = logging.getLogger("main")
 
 class Resident:
     """A dataset on the device: the host sends an epoch's order as int32 indices, and the program
-    gathers the batches. `arrays` may be specs of the arrays that `fill` loads."""
+    gathers the batches."""
 
     waited = 0.0
 
     def __init__(self, arrays, options, replicas, shuffle, limit=None):
         self.options, self.replicas, self.shuffle = options, replicas, shuffle
-        only_specs = any(isinstance(a, jax.ShapeDtypeStruct) for a in jax.tree.leaves(arrays))
-        self.data = None if only_specs else replicas.plan.put(arrays)
-        self.spec = jax.tree.map(spec_on_device, arrays)
-        leaves, rows = jax.tree.leaves(self.spec), options.batch_size
+        self.data = replicas.plan.put(arrays)
+        leaves, rows = jax.tree.leaves(self.data), options.batch_size
         self.size, self.nbytes = len(leaves[0]), sum(map(bytes_of, leaves))
         self.batches = -(-self.size // rows)
         self.steps = limited(self.batches, limit)
         self.shapes = jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype), self.spec
+            lambda a: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype), self.data
         )
 
-    def fill(self, dataset):
-        """Put the data onto the device, if it is not there yet."""
-        if self.data is None:
-            self.data = self.replicas.plan.put(dataset.arrays)
-
     def specs(self):
-        """The specs of the data, an epoch's order, the count of genuine examples in each row, a row
-        and a count."""
-        plan, rows = self.replicas.plan, (self.batches, self.options.batch_size)
-        order = jax.ShapeDtypeStruct(rows, jnp.int32, sharding=plan.batch(1))
-        valid = jax.ShapeDtypeStruct(rows[:1], jnp.int32)
+        """The data, and the specs of an epoch's order, of the count of genuine examples in each of
+        its rows, of a row and of a number of steps."""
         number = jax.ShapeDtypeStruct((), jnp.int32)
-        return placed(self.spec, plan.whole), order, placed(valid, plan.whole), number, number
+        order = self.replicas.order_spec(self.batches, self.options.batch_size)
+        valid = jax.ShapeDtypeStruct((self.batches,), jnp.int32, sharding=self.replicas.plan.whole)
+        return self.data, order, valid, number, number
 
     def program(self, name, step, report, fori_loop, shardings=None):
         """The program that takes many steps in one call, by a `fori_loop`, or one."""
@@ -83,11 +74,6 @@ class Resident:
             rows = np.int32(self.row), np.int32(taken)
             yield [(self.data, order, self.valid, *rows) for order in self.orders], taken
             self.row += taken
-
-    def peek(self):
-        """The arguments of the next call's first lane, or None."""
-        lanes, _ = next(self.calls(1), (None, None))
-        return lanes and lanes[0]
 
     def batch(self, epoch, position):
         """(batch, count of genuine examples) of each replica at a position of an epoch, on the
@@ -121,9 +107,6 @@ class Streamed:
             lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), batch
         )
         self.nbytes = sum(a.nbytes for a in jax.tree.leaves(batch)) * (options.prefetch + 1)
-
-    def fill(self, _dataset):
-        """Nothing to do: batches are streamed."""
 
     def specs(self):
         """The specs of a batch, and of the count of its genuine examples."""
@@ -167,12 +150,6 @@ class Streamed:
             if lanes is None:
                 return
             yield [(batch, valid) for batch in lanes], 1
-
-    def peek(self):
-        """The arguments of the next call's first lane, or None."""
-        item = next(self.items, None)
-        self.items = self.items if item is None else chain([item], self.items)
-        return item and (item[0][0], item[1])
 
     def batch(self, epoch, position):
         """(batch, count of genuine examples) of each replica at a position of an epoch, read again;
@@ -251,13 +228,8 @@ def nbytes(dataset):
     return sum(map(bytes_of, jax.tree.leaves(dataset.arrays)))
 
 
-def spec_on_device(a):
-    """The spec that an array of the host has on the device."""
-    return jax.ShapeDtypeStruct(a.shape, jax.dtypes.canonicalize_dtype(a.dtype))
-
-
 def bytes_of(a):
-    """The bytes of an array, or of an array of a spec."""
+    """The bytes of an array."""
     return a.size * a.dtype.itemsize
 
 

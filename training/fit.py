@@ -181,25 +181,15 @@ def plain(value):
 
 
 def train_recipe(
-    recipe,
-    sets,
-    folder=None,
-    record=None,
-    checkpoint=None,
-    *,
-    trainer=None,
-    watchers=(),
-    begin=lambda: None,
+    recipe, sets, folder=None, record=None, checkpoint=None, watchers=(), begin=lambda: None
 ) -> Run:
     """Train a recipe on {"train": dataset, "test": dataset, ...}, starting from the checkpoint if
-    there is one, and return the finished Run. `trainer` may be one that was made before the data
-    was loaded. `begin` is called once all is checked, and before anything is written."""
-    if trainer is not None and not trainer.suits(sets):
-        trainer.close()
-        trainer = None
-    if trainer is None:
-        with shown_if_slow("Tracing the programs of the run, and reading its first batches"):
-            trainer = trainer_of(recipe, sets)
+    there is one, and return the finished Run. `begin` is called once all is checked, and before
+    anything is written."""
+    with shown_if_slow(
+        "Tracing the programs of the run, and reading its first batches", early=True
+    ):
+        trainer = trainer_of(recipe, sets)
     with closing(trainer):
         loop, start = assemble(recipe, trainer, sets, folder, record, checkpoint, watchers, begin)
         return loop.train(start)
@@ -252,7 +242,7 @@ def assemble(
         pretrained = pretrained_from(training.pretrained, recipe.model)
     with shown_if_slow("Preparing the first weights and the data on the device", early=True):
         fitted = None if pretrained or checkpoint else fitted_to_data(recipe, sets["train"])
-        trainer.start(sets, pretrained or fitted)
+        trainer.start(pretrained or fitted)
     record = record | digest_of_frozen(trainer.replica_states()[0].state)
     probe_spec = probe_input(trainer.feed.shapes, recipe.preprocess, recipe.model)
     model_with = lambda numbers: recipe.with_numbers(numbers).model  # noqa: E731

@@ -4,7 +4,6 @@ The comment above or beside a field becomes its description in config.schema.jso
 """
 
 from dataclasses import dataclass, replace
-from os import PathLike
 from typing import Annotated, Literal, NamedTuple, Required, TypedDict
 
 from data_loader.base import Batch
@@ -20,7 +19,7 @@ from ranges import (
     nonnegative,
 )
 from training.base import Tracker
-from utils import UserError, did_you_mean
+from utils import UserError
 
 
 class OfHeldOut(NamedTuple):
@@ -73,42 +72,18 @@ class PretrainedOptions(TypedDict, total=False):
     path: Required[LocalPath]  # a checkpoint, a safetensors file, or a folder of HuggingFace
     fresh: tuple[str, ...]  # regexes of the leaves that keep their initial values
     # a ready rule file, the path of one, or a list of rules: [regex, name of a leaf, form]
-    rules: str | tuple
-    rename: tuple  # rules that are applied before `rules`, each of which must match a name
+    rules: str | tuple[tuple, ...]
+    # rules that are applied before `rules`, each of which must match a name
+    rename: tuple[tuple, ...]
     interpolate: tuple[str, ...]  # regexes of position embeddings resized to the model's image
     probe: bool  # refuse weights if the code in model/ computes something else now; default true
 
 
 def check_pretrained(value):
-    """Raise all problems of `training.pretrained` in one ValueError, one per line."""
-    if value is None or (isinstance(value, str | PathLike) and value):
-        return
+    """Refuse weights in memory, where the path of a file belongs."""
     if holds_weights(value):
         fix = "model._replace(init=lambda key: (run.params, run.state)) as the model"
         raise ValueError(f"pretrained: names a file; to start from weights in memory, pass {fix}")
-    if not isinstance(value, dict):
-        raise ValueError(f"pretrained: must be a path, an object with one, or null, got {value!r}")
-    keys, problems = list(PretrainedOptions.__annotations__), []
-    for key in [key for key in value if key not in keys]:
-        hint = did_you_mean(key, keys)
-        problems.append(f"no such key {key!r}{hint} ({', '.join(keys)})")
-    path, rename, rules = value.get("path"), value.get("rename", ()), value.get("rules", ())
-    if not isinstance(path, str | PathLike) or not path:
-        problems.append(f"path must be the path of a checkpoint, got {path!r}")
-    for key in ("fresh", "interpolate"):
-        regexes = value.get(key, ())
-        if not is_list(regexes) or not all(isinstance(regex, str) for regex in regexes):
-            problems.append(f"{key} must be a list of regexes, got {regexes!r}")
-    if not is_list(rename) or not all(is_rule(rule) for rule in rename):
-        problems.append(f"rename must be a list of [regex, replacement or null], got {rename!r}")
-    named = isinstance(rules, str | PathLike) and rules
-    if not named and not (is_list(rules) and all(is_rule(rule) for rule in rules)):
-        forms = "the name or path of a rule file, or a list of [regex, leaf or null, form]"
-        problems.append(f"rules must be {forms}, got {rules!r}")
-    if not isinstance(value.get("probe", True), bool):
-        problems.append(f"probe must be true or false, got {value['probe']!r}")
-    if problems:
-        raise ValueError("\n".join(f"pretrained: {problem}" for problem in problems))
 
 
 def holds_weights(value):
@@ -121,11 +96,6 @@ def holds_weights(value):
 
 def is_list(value):
     return isinstance(value, list | tuple)
-
-
-def is_rule(value):
-    """Whether a value has the form of a rule (training/checkpoint/rules.py has the rest)."""
-    return is_list(value) and len(value) in (2, 3) and isinstance(value[0], str)
 
 
 @dataclass(frozen=True)
@@ -159,11 +129,11 @@ class TrainingOptions:
     # the decay of averaged weights, which are then evaluated and saved
     ema: Annotated[float, between_0_and_1] | None = None
     # the weights to start from: the path of a checkpoint, or an object
-    pretrained: str | PretrainedOptions | None = None
+    pretrained: LocalPath | PretrainedOptions | None = None
 
     def __post_init__(self):
-        check_options(self)
         check_pretrained(self.pretrained)
+        check_options(self)
         if self.epochs is None and self.max_steps is None and self.max_seconds is None:
             raise ValueError(
                 "epochs: is null, so a limit must end the run; set max_steps or max_seconds"

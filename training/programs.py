@@ -1,13 +1,13 @@
-"""The compiled programs of a run. Each is compiled once, before or at its first call; a call
-with other shapes is then an error, not a second compilation.
+"""The compiled programs of a run. Each is compiled once, before or at its first call; a call with
+other shapes is then an error, not a second compilation.
 
 A step is step(const, carry, batch, valid) -> carry. In training the carry is the TrainState; in
 evaluation it is the tally, and the constants are the params and state. A program returns (carry,
 report): the carry is donated to the next call, the report is a copy of what the host reads. The
 spec of an array is a jax.ShapeDtypeStruct: its shape, its type and, where it matters, its sharding.
 
-Programs compile in threads, so that tracing one program, loading data and compiling others happen
-at the same time. They are traced in the calling thread, since JAX's settings belong to a thread.
+Programs compile in threads, several at the same time. They are traced in the calling thread, since
+JAX's settings belong to a thread.
 
 With jax.disable_jit on, for debugging, nothing is compiled and each step is a call of its own, so
 that `print` and `breakpoint()` see numbers. Within jax.grad, as in a model, arrays are wrapped: a
@@ -17,9 +17,8 @@ the first step, where only shapes are traced, there are no numbers.
 """
 
 import inspect
-import re
 import time
-from functools import cache
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -30,11 +29,9 @@ from utils import UserError, named_leaves, shown_if_slow
 WORDS = {"const": "weights", "carry": "state"}  # what messages call the arguments of programs
 TITLES = {"train": "training step", "step": "step"}
 # For programs that run a few times: the sample's initial params compile in a twelfth of the time.
-QUICKLY = {
-    "xla_backend_optimization_level": 0,
-    "xla_cpu_use_fusion_emitters": False,
-    "xla_cpu_parallel_codegen_split_count": 1,
-}
+QUICKLY = {"xla_backend_optimization_level": 0, "xla_cpu_parallel_codegen_split_count": 1}
+if jax.__version_info__ < (0, 11):  # a later XLA does not have this option
+    QUICKLY["xla_cpu_use_fusion_emitters"] = False
 # For the CPU.
 CPU_OPTIONS = {
     # Without this, XLA drops the barriers of jax.checkpoint before it orders the operations, and
@@ -49,12 +46,10 @@ CUT_HEADS = (
     "Query, key and value should have same sharding",
     "Sharding on head dim is not allowed",
 )
-# Options that this XLA does not know: jaxlib 0.11.1 has no xla_cpu_use_fusion_emitters.
-refused = set()
 
 
 class Program:
-    """A function compiled ahead of its first call, with its second argument, the carry, donated.
+    """A function that is compiled once, with its second argument, the carry, donated.
 
     `whole` is the sharding of its report, and of the carry unless `shardings` are given; `name` is
     the set over which it runs; `arguments` are the names of its arguments if the function's
@@ -69,8 +64,8 @@ class Program:
         names = arguments or inspect.signature(function).parameters
         self.arguments = [name.lstrip("_") for name in names]
         self.compiled = None
-        self.specs, self.future = None, None  # the specs that a thread compiles for, and its Future
-        self.seconds = 0.0  # spent on compiling, or on waiting for it
+        self.finish = None  # returns the compiled program, once it has been traced
+        self.seconds = 0.0  # spent on tracing, and on compiling or waiting for it
         # Bytes of arguments, results and temporaries, if the backend reports them.
         self.memory = None
 
@@ -79,35 +74,30 @@ class Program:
         """Its name in messages."""
         return TITLES.get(self.name, f"evaluation of {self.name}")
 
-    def begin(self, *specs):
-        """Start to compile in a thread for arguments of these specs; if the first call has other
-        arguments, the result is not used. Several processes must compile in the same order, so they
-        do not start a thread."""
-        if self.compiled is None and not jax.config.jax_disable_jit and jax.process_count() == 1:
-            start = time.perf_counter()
-            self.specs = specs
-            self.future = self.pool.submit(compile_lowered, self.lowered(specs), self.options)
-            self.seconds = time.perf_counter() - start
+    def begin(self, *arguments):
+        """Trace it for these arguments, or for their specs, and start to compile it in a thread.
+        Several processes must compile in the same order, so they compile when it is needed."""
+        if self.compiled is not None or self.finish is not None:
+            return
+        if jax.config.jax_disable_jit:
+            self.compiled = self.function
+            return
+        start = time.perf_counter()
+        jitted = jax.jit(self.function, donate_argnums=1, out_shardings=self.shardings)
+        compile_it = partial(compile_step, jitted.lower(*arguments), self.options)
+        threaded = self.pool is not None and jax.process_count() == 1
+        self.finish = self.pool.submit(compile_it).result if threaded else compile_it
+        self.seconds += time.perf_counter() - start
 
     def prepare(self, *arguments):
-        """Compile for these arguments, without running."""
-        if self.compiled is None and jax.config.jax_disable_jit:
-            self.compiled = self.function
-        elif self.compiled is None:
+        """Compile for these arguments, without running, or wait until it is compiled."""
+        self.begin(*arguments)
+        if self.compiled is None:
             start = time.perf_counter()
-            begun = self.future is not None and all_fit(self.specs, arguments)
             with shown_if_slow(f"Compiling the {self.title}"):
-                lowered = None if begun else self.lowered(arguments)
-                self.compiled = (
-                    self.future.result() if begun else compile_lowered(lowered, self.options)
-                )
+                self.compiled = self.finish()
             self.seconds += time.perf_counter() - start
-            self.memory, self.future = memory_of(self.compiled), None
-
-    def lowered(self, arguments):
-        """The lowered program for these arguments, or for arguments of these specs."""
-        jitted = jax.jit(self.function, donate_argnums=1, out_shardings=self.shardings)
-        return jitted.lower(*arguments)
+            self.memory = memory_of(self.compiled)
 
     def __call__(self, *arguments):
         if self.compiled is None:
@@ -152,22 +142,18 @@ class Program:
         return {name: (leaf, sharding) for (name, leaf), sharding in together}
 
 
-def compile_lowered(lowered, options):
-    """The lowered program, compiled with those of the options that this version of XLA knows."""
-    while True:
-        known = {name: value for name, value in (options or {}).items() if name not in refused}
-        try:
-            return lowered.compile(known)
-        except jax.errors.JaxRuntimeError as error:
-            if any(text in str(error) for text in CUT_HEADS):
-                fix = "let mesh.tensor divide the heads, and the heads of keys, or leave attention "
-                fix += 'whole, by the sharding [[".*attention/.*", []], "tensor"]'
-                why = "cuts a head of attention in two, which a GPU cannot compute in bfloat16"
-                raise UserError(f"mesh.tensor: {why}; {fix}") from error
-            option = re.search(r"No such compile option: '(\w+)'", str(error))
-            if not option or option[1] not in known:
-                raise
-            refused.add(option[1])
+def compile_step(lowered, options):
+    """The lowered program, compiled with these options of XLA."""
+    try:
+        return lowered.compile(options)
+    except jax.errors.JaxRuntimeError as error:
+        if any(text in str(error) for text in CUT_HEADS):
+            raise UserError(
+                "mesh.tensor: cuts a head of attention in two, which a GPU cannot compute in "
+                "bfloat16; let mesh.tensor divide the heads, and the heads of keys, or leave "
+                'attention whole, by the sharding [[".*attention/.*", []], "tensor"]'
+            ) from error
+        raise
 
 
 def leaves_of(batch):
@@ -201,6 +187,12 @@ def loops_are_slow(objective, params, state, batch):
         return False
     forward = jax.jit(lambda p, s, b: objective(p, s, b, jax.random.key(0), True))
     return "stablehlo.convolution" in forward.lower(params, state, batch).as_text()
+
+
+def quick(function, shardings=None):
+    """The compiled form of a function that runs only a few times: it compiles without
+    optimization."""
+    return jax.jit(function, out_shardings=shardings, compiler_options=QUICKLY)
 
 
 def platform_options():
@@ -238,51 +230,3 @@ def over_batch(step, report):
         return carry, report(carry)
 
     return single
-
-
-class RareProgram:
-    """A function that runs only a few times, compiled without optimization for arguments of these
-    specs, in a thread if there is a `pool`."""
-
-    def __init__(self, function, shardings, *specs, pool=None):
-        self.function, self.specs, self.executable = function, specs, None
-        self.jitted = jax.jit(function, out_shardings=shardings)
-        if not jax.config.jax_disable_jit and jax.process_count() == 1:
-            lowered = self.jitted.lower(*specs)
-            in_thread = pool and pool.submit(compile_lowered, lowered, QUICKLY).result
-            self.executable = in_thread or cache(lambda: compile_lowered(lowered, QUICKLY))
-
-    def __call__(self, *arguments):
-        if jax.config.jax_disable_jit:
-            return self.function(*arguments)
-        fits = self.executable and all_fit(self.specs, arguments)
-        return (self.executable() if fits else self.jitted)(*arguments)
-
-
-def placed(tree, shardings):
-    """The specs of arrays from their shapes and from their shardings, which are one or a tree."""
-
-    def spec(leaf, sharding):
-        weak = getattr(leaf, "weak_type", False)
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=weak)
-
-    if hasattr(shardings, "spec"):
-        return jax.tree.map(lambda leaf: spec(leaf, shardings), tree)
-    return jax.tree.map(spec, tree, shardings)
-
-
-def all_fit(specs, arguments):
-    """Whether a program compiled for these specs accepts these arguments."""
-    same_tree = jax.tree.structure(specs) == jax.tree.structure(arguments)
-    return same_tree and all(map(fits, jax.tree.leaves(specs), jax.tree.leaves(arguments)))
-
-
-def fits(spec, leaf):
-    """Whether an array has the shape, type and sharding of a spec."""
-    if not (hasattr(spec, "dtype") and hasattr(leaf, "dtype")):
-        return False
-    types = [(a.shape, a.dtype, getattr(a, "weak_type", False)) for a in (spec, leaf)]
-    if types[0] != types[1]:
-        return False
-    wanted, own = getattr(spec, "sharding", None), getattr(leaf, "sharding", None)
-    return wanted is None or (own is not None and own.is_equivalent_to(wanted, len(spec.shape)))

@@ -12,7 +12,7 @@ import jax
 from data_loader.base import has_items, read_example
 from data_loader.loader import collate, collated, epoch_order, in_epoch
 from ranges import check_takes
-from training.base import Objective, Optimizer, Tracked, TrainState, Update, unchanged
+from training.base import Objective, Optimizer, StepResult, Tracked, Update, unchanged
 from training.metrics import NEEDS, MetricPlan, check_binary, check_ignored
 from training.objective import augmented_by_epoch, inputs, with_precision
 from training.options import (
@@ -234,13 +234,13 @@ def checked_update(update):
 
     @wraps(update.step)
     def step(ts, batch, valid):
-        new = update.step(ts, batch, valid)
-        if not isinstance(new, TrainState) or new.step is ts.step or new.sums is ts.sums:
+        result = update.step(ts, batch, valid)
+        if not isinstance(result, StepResult):
             raise UserError(
-                "update: its step must end with `return accepted(ts, new, grads, losses, metrics, "
-                "mask)` of training/update.py, which counts the step and measures it"
+                "update: its step must end with `return StepResult(new, grads, losses, metrics)` "
+                f"of training/base.py, got {type(result).__name__}"
             )
-        return new
+        return result
 
     return update._replace(init=init, step=step)
 

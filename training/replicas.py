@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from training.base import TrainState
-from training.programs import Program, RareProgram, platform_options
+from training.programs import Program, platform_options, quick
 
 USER_BATCHES = "the batches of the data"  # what the error of another size names
 
@@ -60,6 +60,12 @@ class Replicas:
         sharding = self.plan.batch(1 + self.stacked)
         return [self.plan.put(order, sharding) for order in self.joined(orders)]
 
+    def order_spec(self, batches, size):
+        """The spec of the order of an epoch in a lane."""
+        rows = (len(self.seeds),) if self.stacked else ()
+        sharding = self.plan.batch(1 + self.stacked)
+        return jax.ShapeDtypeStruct((*rows, batches, size), jnp.int32, sharding=sharding)
+
     def shapes_of_one(self, lane):
         """The specs of one replica's part of a lane."""
         shape = lambda a: a.shape[1:] if self.stacked else a.shape  # noqa: E731
@@ -72,7 +78,7 @@ class Replicas:
         def zeros():
             return jax.tree.map(lambda a: jnp.broadcast_to(a, (*rows, *jnp.shape(a))), make())
 
-        return RareProgram(zeros, self.plan.whole, pool=self.pool)
+        return quick(zeros, self.plan.whole)
 
     def program(self, name, function, axes, shardings=None):
         """The Program of a lane; `axes` says which arguments have an axis of replicas."""

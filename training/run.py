@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from training.base import unchanged
-from training.programs import RareProgram
+from training.programs import quick
 from training.tally import results
 from utils import named_leaves
 
@@ -228,7 +228,7 @@ class LearningRates:
             return numbers
         steps = np.arange(first, first + BLOCK, dtype=np.int32)
         each = jax.vmap(lambda step: {name: rate(step) for name, rate in functions.items()})
-        return numbers | jax.device_get(RareProgram(each, self.trainer.plan.whole, steps)(steps))
+        return numbers | jax.device_get(quick(each, self.trainer.plan.whole)(steps))
 
 
 class Reader(NamedTuple):

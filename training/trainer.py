@@ -1,9 +1,9 @@
 """The trainer: the compiled programs of a run, and its state on the devices.
 
-The programs are made from shapes alone, so that threads compile them while the data is still
-loading: `Trainer(recipe, shapes)`, then `start(sets)`. After that it trains some steps, evaluates a
-set, and copies or replaces its state. The loop decides when an epoch begins, a log line is written
-or a checkpoint is saved.
+`Trainer(recipe, sets)` puts the data on the devices and traces shapes; `start()` draws the first
+state and begins to compile, in threads. After that it trains some steps, evaluates a set, and
+copies or replaces its state. The loop decides when an epoch begins, a log line is written or a
+checkpoint is saved.
 """
 
 import zlib
@@ -14,16 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from data_loader.base import Arrays
 from training import tally
 from training.base import key_data
-from training.feed import make_feeds, spec_on_device
+from training.feed import make_feeds
 from training.gradient import check_per_example
 from training.metrics import phase_of
 from training.objective import shapes_of_values
-from training.programs import RareProgram, loops_are_slow, placed
+from training.programs import loops_are_slow, quick
 from training.replicas import Replicas, as_inputs, first_state, first_weights
-from training.update import genuine, loop_for, read_of, zero_sums
+from training.update import accepting, genuine, loop_for, read_of, zero_sums
 from utils import RunError, UserError, named_leaves
 
 SEED = jax.ShapeDtypeStruct((), jnp.uint32)
@@ -31,9 +30,8 @@ SEED = jax.ShapeDtypeStruct((), jnp.uint32)
 
 class Trainer:
     """Trains and evaluates the replicas of a recipe on `sets`, {"train": dataset, "test": dataset,
-    ...}, where Arrays may hold specs of the arrays that `start` is called with. Without a "train"
-    set it only evaluates. If its programs cannot be traced, `explain` is called with {set: the
-    shapes of a batch}, and may raise an error that says why."""
+    ...}. Without a "train" set it only evaluates. If its shapes cannot be traced, `explain` is
+    called with {set: the shapes of a batch}, and may raise an error that says why."""
 
     def __init__(self, recipe, sets, stacked=None, explain=None):
         options, self.plan = recipe.training, recipe.plan.on_devices()
@@ -42,9 +40,10 @@ class Trainer:
         self.numbers = [as_inputs(numbers) for numbers in recipe.varied_numbers]  # of each replica
         self.lane_numbers = self.replicas.joined(self.numbers)
         self.feeds = make_feeds(sets, recipe.loader, self.replicas, options.limit_batches)
-        self.feed, self.set_specs = self.feeds.get("train"), specs_of(sets)
+        self.feed = self.feeds.get("train")
+        self.evaluated_early = [*recipe.sets_in_epochs(sets), *recipe.sets_at_end(sets)]
         try:
-            self.begin_programs(recipe, sets)
+            self.make_programs()
         except Exception as error:
             self.close()
             if explain and not isinstance(error, UserError | RunError):
@@ -59,31 +58,35 @@ class Trainer:
 
     # Programs.
 
-    def begin_programs(self, recipe, sets):
-        """Make all programs, and begin to compile those that are sure to be used."""
+    def draw(self, seed, numbers):
+        """The (params, state) of a replica with these numbers."""
+        return first_weights(self.recipe.with_numbers(numbers).model, seed)
 
-        def draw(seed, numbers):
-            """The (params, state) of a replica with these numbers."""
-            return first_weights(recipe.with_numbers(numbers).model, seed)
-
-        of_replica, whole = (SEED, self.numbers[0]), self.plan.whole  # specs of its seed, numbers
-        params, state = jax.eval_shape(draw, *of_replica)
-        shardings = self.plan.of_params(params), whole
-        self.weight_specs = placed(params, shardings[0]), placed(state, whole)
-        self.leaf_names = tuple(named_leaves(params))
-        shapes = next(iter(self.feeds.values())).shapes
+    def make_programs(self):
+        """Trace the shapes of the weights and of the objective's values, and make all programs."""
+        recipe, feeds = self.recipe, self.feeds
+        shapes = next(iter(feeds.values())).shapes
+        self.weight_specs = jax.eval_shape(self.draw, SEED, self.numbers[0])
+        self.leaf_names = tuple(named_leaves(self.weight_specs[0]))
         self.looped = not loops_are_slow(recipe.objective, *self.weight_specs, shapes)
-        values = shapes_of_values(recipe.objective, *self.weight_specs, shapes)
-        self.metric_shapes = {label: tree for label, tree in values.items() if label != "loss"}
-        self.program, self.empty_tallies = None, {}
+        values = {
+            name: shapes_of_values(recipe.objective, *self.weight_specs, feed.shapes)
+            for name, feed in feeds.items()
+        }
+        first = next(iter(values.values()))
+        self.metric_shapes = {label: tree for label, tree in first.items() if label != "loss"}
         if self.feed:
-            self.begin_training_programs(values, of_replica)
-            self.draw = RareProgram(draw, shardings, *of_replica, pool=self.pool)
-        self.begin_evaluation_programs([*recipe.sets_in_epochs(sets), *recipe.sets_at_end(sets)])
+            self.make_training_program(values["train"])
+        loop = jax.lax.fori_loop if self.looped else None
+        self.evaluation_programs, self.empty_tallies = {}, {}
+        for name in [name for name in feeds if name != "train"]:
+            functions = evaluation_functions(recipe, name)
+            self.evaluation_programs[name] = feeds[name].program(name, *functions, loop)
+            self.empty_tallies[name] = self.empty_tally(name, values[name])
 
-    def begin_training_programs(self, values, of_replica):
-        """Begin to compile the training step, which takes longest, and the programs that make the
-        first state and its sums. Specs are of the objective's values, a replica's seed, numbers."""
+    def make_training_program(self, values):
+        """Make the program of the training step, and the functions that make the first state and
+        its sums; `values` are the shapes of the objective's values."""
         recipe, metric_plan, shapes = self.recipe, self.recipe.metric_plan, self.feed.shapes
         unroll, steps = not self.looped, self.feed.steps  # unroll microbatches where loops are slow
         self.passes = recipe.make_update(unroll, steps).passes
@@ -100,81 +103,63 @@ class Trainer:
             update = recipe.with_numbers(numbers).make_update(unroll, steps)
             return first_state(update, params, state, seed)
 
-        specs = (*self.weight_specs, *of_replica)
-        made = jax.eval_shape(make_state, *specs)
-        carry = made._replace(sums=jax.eval_shape(zeros))
-        shardings = self.replicas.lanes_plan.of_state(carry)
-        step, report = train_functions(recipe, unroll, steps)
-        loop = loop_for(carry, self.replicas.stacked) if self.looped else None
-        self.program = self.feed.program("train", step, report, loop, shardings)
-        if not self.replicas.stacked:
-            self.program.begin(self.lane_numbers[0], placed(carry, shardings), *self.feed.specs())
         self.zeros = self.replicas.start(zeros)
         self.zero_window = lambda: self.zeros()["window"]
         if self.concat_rows or metric_plan.ring:  # then all sums are much larger than a log line's
             self.zero_window = self.replicas.start(lambda: zeros()["window"])
-        self.make_state = RareProgram(make_state, self.plan.of_state(made), *specs, pool=self.pool)
+        made = jax.eval_shape(make_state, *self.weight_specs, SEED, self.numbers[0])
+        self.make_state = quick(make_state, self.plan.of_state(made))
+        carry = made._replace(sums=jax.eval_shape(zeros))
+        loop = loop_for(carry, self.replicas.stacked) if self.looped else None
+        step, report = train_functions(recipe, unroll, steps)
+        shardings = self.replicas.lanes_plan.of_state(carry)
+        self.program = self.feed.program("train", step, report, loop, shardings)
 
-    def begin_evaluation_programs(self, compile_now):
-        """Make the program of each held-out set; begin to compile those of the sets in
-        `compile_now`, which are known to be evaluated."""
-        held_out = {name: feed for name, feed in self.feeds.items() if name != "train"}
-        loop = jax.lax.fori_loop if self.looped else None
-        self.evaluation_programs = {
-            name: feed.program(name, *evaluation_functions(self.recipe, name), loop)
-            for name, feed in held_out.items()
-        }
-        made = {}
-        for name, feed in held_out.items():
-            shapes = shapes_of_values(self.recipe.objective, *self.weight_specs, feed.shapes)
-            modes = self.recipe.metric_plan.modes(shapes, phase_of(name), "EPOCH")
-            if feed.steps is None:  # a callback cannot gather a set of unknown length
-                hidden = self.recipe.metric_plan.hidden
-                gathered = {k for k, mode in modes.items() if mode == "CONCAT" and k in hidden}
-                modes = {label: mode for label, mode in modes.items() if label not in gathered}
-            key = (tuple(modes.items()), rows_of(name, feed, modes))
-            if key not in made:  # sets that are measured alike share one program for empty tallies
-                empty = partial(tally.empty, modes, shapes, key[1])
-                carry = placed(jax.eval_shape(empty), self.plan.whole)
-                made[key] = self.replicas.start(empty), carry
-            self.empty_tallies[name], carry = made[key]
-            if name in compile_now and not self.replicas.stacked:
-                consts = (*self.weight_specs, np.int32(0), np.int32(0), self.lane_numbers[0])
-                self.evaluation_programs[name].begin(consts, carry, *feed.specs())
+    def empty_tally(self, name, values):
+        """The function that makes the empty tally of a held-out set; `values` are the shapes of the
+        objective's values."""
+        feed, metric_plan = self.feeds[name], self.recipe.metric_plan
+        modes = metric_plan.modes(values, phase_of(name), "EPOCH")
+        if feed.steps is None:  # a callback cannot gather a set of unknown length
+            gathered = {k for k, mode in modes.items() if mode == "CONCAT"} & metric_plan.hidden
+            modes = {label: mode for label, mode in modes.items() if label not in gathered}
+        return self.replicas.start(partial(tally.empty, modes, values, rows_of(name, feed, modes)))
 
-    def suits(self, sets):
-        """Whether it was made for sets of these shapes."""
-        in_arrays = all(type(dataset) is Arrays for dataset in sets.values())
-        return in_arrays and self.set_specs == specs_of(sets)
+    def begin_to_compile(self):
+        """Compile the training step, which takes longest, and the evaluations that are sure to be
+        used, in threads."""
+        carry = self.states[0]._replace(sums=self.zeros())
+        self.program.begin(self.lane_numbers[0], carry, *self.feed.specs())
+        consts = self.at(0, 0, self.weights())[0]
+        for name in self.evaluated_early:
+            arguments = consts, self.empty_tallies[name](), *self.feeds[name].specs()
+            self.evaluation_programs[name].begin(*arguments)
 
     def prepare(self):
-        """Compile the training step now. Return whether it had not been compiled before."""
+        """Wait until the training step is compiled. Return whether it had not been before."""
         if self.program.compiled is not None:
             return False
-        lane = self.feed.peek()
-        if lane is not None:
-            self.program.prepare(self.lane_numbers[0], self.states[0], *lane)
-        return lane is not None
+        self.program.prepare(self.lane_numbers[0], self.states[0], *self.feed.specs())
+        return True
 
     def compile_seconds(self):
         """The seconds that compiling the training step and the evaluations has taken so far."""
-        programs = [*([self.program] if self.program else []), *self.evaluation_programs.values()]
+        programs = [*([self.program] if self.feed else []), *self.evaluation_programs.values()]
         return sum(program.seconds for program in programs)
 
     # State.
 
-    def start(self, sets, pretrained=None):
-        """Put the data on the devices, and draw the first state of each replica; `pretrained` may
-        replace its (params, state)."""
-        for name, feed in self.feeds.items():
-            feed.fill(sets[name])
-        seeds = map(np.uint32, self.replicas.seeds)
-        own = list(zip(seeds, self.numbers, strict=True))  # of each replica
-        weights = [self.draw(*each) for each in own]
+    def start(self, pretrained=None):
+        """Draw the first state of each replica, where `pretrained` may replace its (params, state),
+        and begin to compile."""
+        draw = quick(self.draw, (self.plan.of_params(self.weight_specs[0]), self.plan.whole))
+        own = list(zip(map(np.uint32, self.replicas.seeds), self.numbers, strict=True))
+        weights = [draw(*each) for each in own]
         if pretrained:
             weights = [self.put_weights(pretrained(*drawn)) for drawn in weights]
         states = [self.make_state(*w, *each) for w, each in zip(weights, own, strict=True)]
         self.states = self.stack_states(states)
+        self.begin_to_compile()
 
     def stack_states(self, states):
         """From a TrainState per replica to one per lane."""
@@ -309,7 +294,8 @@ def train_functions(recipe, unroll, steps=1):
     its sums."""
 
     def step(numbers, ts, batch, valid):
-        return recipe.with_numbers(numbers).make_update(unroll, steps).step(ts, batch, valid)
+        update = recipe.with_numbers(numbers).make_update(unroll, steps)
+        return accepting(update.step)(ts, batch, valid)
 
     return step, lambda ts: read_of(ts.sums)
 
@@ -330,12 +316,6 @@ def evaluation_functions(recipe, name):
         return tally.merged(seen, tally.of_batch(seen, {**metrics, "loss": losses}, mask))
 
     return step, tally.without_rows
-
-
-def specs_of(sets):
-    """The specs of the sets that are held in arrays."""
-    in_arrays = {name: dataset for name, dataset in sets.items() if type(dataset) is Arrays}
-    return {name: jax.tree.map(spec_on_device, data.arrays) for name, data in in_arrays.items()}
 
 
 def rows_of(name, feed, modes):

@@ -1,6 +1,6 @@
 """One training step. A user's own update is a function like `gradient_update`, named in the config:
-`init(params)` returns (opt_state, averaged params or None), and `step` ends with `accepted`, which
-updates the counters and refuses what is not finite.
+`init(params)` returns (opt_state, averaged params or None), and `step` returns a StepResult.
+`accepting` makes of it the step that counts, measures, and refuses what is not finite.
 """
 
 from functools import wraps
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from training import tally
-from training.base import FROZEN, Update, is_weighted
+from training.base import FROZEN, StepResult, Update, is_weighted
 from training.gradient import gradient, terms_of
 from training.metrics import MetricPlan
 from training.objective import augmented_by_epoch, is_marked, shapes_of_values
@@ -43,7 +43,7 @@ def gradient_update(
         params = apply_updates(ts, updates)
         averaged = None if ema is None else moving_average(ts.ema, params, ema, ts.step)
         new = ts._replace(params=params, state=state, opt=opt, ema=averaged)
-        return accepted(ts, new, grads, losses, metrics, mask)
+        return StepResult(new, grads, losses, metrics)
 
     return Update(init, step, passes=3)  # a backward pass costs two forward passes
 
@@ -63,12 +63,28 @@ def apply_updates(ts, updates):
     return jax.tree.map(lambda p, u: p + (ts.lr_scale * u).astype(p.dtype), ts.params, updates)
 
 
-def accepted(ts, new, grads, losses, metrics, mask):
-    """The end of every step: `new` if all of it is finite, else the params and states of `ts`; the
-    step counts either way. If sums["freeze"] is 1, the first bad step and all steps after it do not
-    count, and the state of the last good step stays. Within `loop_back` it is always `new`."""
-    values = sum(term.value if is_weighted(term) else term for term in terms_of(losses))
-    good, leaf = all_finite(ts, new, grads, jnp.where(mask, values, 0))
+def accepting(step):
+    """The function (ts, batch, valid) -> TrainState that takes the step of an Update, and accepts
+    or refuses its result."""
+
+    def whole(ts, batch, valid):
+        return accepted(ts, step(ts, batch, valid), genuine(batch, valid))
+
+    return whole
+
+
+def loss_of_examples(losses):
+    """The sum of the terms of a loss, one number per example."""
+    return sum(term.value if is_weighted(term) else term for term in terms_of(losses))
+
+
+def accepted(ts, result, mask):
+    """The new state if all of a StepResult is finite, else the params and states of `ts`; the step
+    counts either way. If sums["freeze"] is 1, the first bad step and all steps after it do not
+    count, and the state of the last good step stays. Within `loop_back` it is always the new
+    state."""
+    new, grads, losses, metrics = result
+    good, leaf = all_finite(ts, new, grads, jnp.where(mask, loss_of_examples(losses), 0))
     if NOW in ts.sums:
         sums = ts.sums | {NOW: jnp.where(good, NO_LEAF, leaf)}
         norms = tally.norms_of(grads, new.params)
@@ -116,7 +132,7 @@ def loop_for(ts, stacked):
 
 
 def loop_back(start, end, take, ts):
-    """The same as jax.lax.fori_loop(start, end, take, ts), where `take` ends with `accepted`.
+    """The same as jax.lax.fori_loop(start, end, take, ts), where `take` is an `accepting` step.
 
     It saves the choice between the old and the new state in every step, a tenth of a small
     perceptron's step: a bad step ends the loop instead. Then the steps before it are taken

@@ -5,7 +5,10 @@ import re
 from functools import partial
 from types import SimpleNamespace
 
-from utils import UserError, did_you_mean
+import numpy as np
+
+from ranges import show
+from utils import UserError, did_you_mean, named_leaves
 from wiring import parts, vary
 from wiring.config import (
     LARGEST_SEED,
@@ -13,13 +16,11 @@ from wiring.config import (
     SECTIONS,
     TOP_LEVEL,
     no_folder_name,
-    show,
     text_of_problems,
     unusable,
 )
-from wiring.nodes import Nodes, attempt
+from wiring.nodes import Nodes, attempt, explained_once
 from wiring.own_modules import own_files
-from wiring.values import explained_once, forms, is_nest, outputs_of
 
 FROM_DATA = ("vocab_size", "bytes_per_token", "ignore_label", "columns")  # facts in a Data
 
@@ -326,3 +327,22 @@ def product(factors):
     if not any(map(callable, factors)):
         return math.prod(factors)
     return lambda step: math.prod(f(step) if callable(f) else f for f in factors)
+
+
+def outputs_of(example):
+    """How many numbers a model of this data returns: in a regression, one for each float of the
+    target; None if unknown."""
+    if not isinstance(example, tuple) or len(example) != 2 or is_nest(example[1]):
+        return None
+    target = np.asarray(example[1])
+    return target.size if target.dtype.kind == "f" and target.ndim <= 1 else None
+
+
+def is_nest(value):
+    return isinstance(value, dict | list | tuple)
+
+
+def forms(tree):
+    """The types and shapes of an example's inputs, as a text."""
+    leaves = [(name, np.asarray(leaf)) for name, leaf in named_leaves(tree).items()]
+    return ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}".strip() for name, leaf in leaves)

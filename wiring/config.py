@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from file_io import DEEPEST, is_deep, parse_json, read_value
-from ranges import local
+from ranges import local, show
 from utils import UserError, cut
 from wiring import extends
 
@@ -236,9 +236,3 @@ def key_or_index(node, key, text):
     if isinstance(node, list) and key.isdecimal() and len(key) < 10 and int(key) < len(node):
         return int(key)
     raise UserError(f"{text!r}: there is no key or index {key!r} in {show(node)}")
-
-
-def show(value):
-    """A value as JSON text, cut to 60 characters."""
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else text[:57] + "..."

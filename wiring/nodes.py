@@ -7,18 +7,21 @@ import json
 from collections.abc import Callable
 from functools import partial
 
-from ranges import is_traced
+from ranges import Misfit, is_traced, show
 from utils import UnknownFact, UserError, did_you_mean
 from wiring import kinds, parts
-from wiring.config import show
 from wiring.own_modules import clash
-from wiring.values import UNTRUSTED, Misfit, beyond, convert, without_range
 
 SAME = {"lr": "learning_rate", "learning_rate": "lr"}  # {argument: its name in other libraries}
 # Transformations of Optax that are for gradients, and not for updates.
 OPTAX_GRADIENTS = ("optax.add_decayed_weights", "optax.clip", "optax.clip_by_global_norm")
 # {part that multiplies the updates of another optimizer: the argument that it multiplies by}
 MULTIPLIES = {"scaled": "rate", "scheduled": "schedule"}
+# A config that was named with -c is the user's own; all others are data.
+UNTRUSTED = (
+    "and this config was not named with -c, but comes from a run folder, a checkpoint or the "
+    "working folder; pass --trust if you trust it (from Python: trust=True)"
+)
 # Keys that a node of a kind may have besides name and args.
 EXTRA_KEYS = {"metrics": ("mode", "freq", "phase")}
 
@@ -205,7 +208,7 @@ class Nodes:
         A `learning_rate` that may be a function is multiplied itself, otherwise the updates are.
         """
         make = partial(self.call, factory, path=f"{path}.args", kind="optimizer")
-        if any(parts.holds_kind(p.annotation, "optimizer") for p in accepted.values()):
+        if any("optimizer" in parts.form_of(p.annotation).parts for p in accepted.values()):
             self.stepping.add(path)  # the optimizers inside already have the schedule
             if factor := MULTIPLIES.get(self.resolved[path]["name"]):
                 self.multiply_rates(values[factor], f"{path}.args")
@@ -216,7 +219,8 @@ class Nodes:
             return make(values)
         self.stepping.add(path)
         self.rates[path] = [rate]
-        may_vary = name == "learning_rate" and without_range(accepted[name].annotation) is not float
+        is_number = parts.form_of(accepted[name].annotation).words == "a number"
+        may_vary = name == "learning_rate" and not is_number
         if self.schedule and may_vary:
             return make(values | {name: lambda step: rate * self.schedule(step)})
         return self.with_schedule(make(values))
@@ -264,8 +268,8 @@ class Nodes:
                 if f"{path}.{key}" in self.vary:
                     values[key] = self.varying(f"{path}.{key}", parameter)
                 elif key in given:
-                    annotation = parameter.annotation
-                    values[key] = convert(given[key], annotation, f"{path}.{key}", self.nested)
+                    form = parts.form_of(parameter.annotation)
+                    values[key] = form.read(given[key], f"{path}.{key}", self.nested)
                 elif key in self.facts:
                     values[key] = self.facts[key]
                 elif parameter.default is parameter.empty:
@@ -284,10 +288,9 @@ class Nodes:
     def varying(self, path, parameter):
         """A number that differs between replicas: the input of a compiled program, or the number of
         the first replica."""
-        where = f"training.vary.{path}"
+        where, form = f"training.vary.{path}", parts.form_of(parameter.annotation)
         values = self.varied[path] = [
-            convert(value, parameter.annotation, f"{where}.{i}", self.nested)
-            for i, value in enumerate(self.vary[path])
+            form.read(value, f"{where}.{i}", self.nested) for i, value in enumerate(self.vary[path])
         ]
         if not all(type(value) in (int, float) for value in values):
             raise Misfit(where, f"must be a list of numbers, found {show(self.vary[path])}")
@@ -305,12 +308,11 @@ class Nodes:
         raise Unbuilt
 
     def nested(self, annotation, value, path):
-        """The part that an argument of another part names, or for a Callable the function or class;
-        NotImplemented for a plain value."""
+        """The part that an argument of another part names, or for a Callable the function or
+        class."""
         if annotation is Callable:
             return self.own_function(value, path)
-        kind = parts.kind_of(annotation)
-        return self.part(kind, value, path) if kind else NotImplemented
+        return self.part(parts.kind_of(annotation), value, path)
 
     def call(self, factory, values, path, kind=None):
         """The result of a factory, which must be of the kind.
@@ -335,3 +337,18 @@ class Nodes:
             message = f"{parts.name_of(factory)} returned {type(made).__name__}, not a valid {kind}"
             self.problem(path.removesuffix(".args"), f"{message}; {kinds.requirement(kind)}")
         raise Unbuilt
+
+
+def beyond(values, accepted, path):
+    """One line for each argument by which an untrusted config would act outside of its run."""
+    for key, parameter in accepted.items():
+        value = values.get(key, parameter.default)
+        for mark in parts.form_of(parameter.annotation).marks:
+            if mark.reaches(value):
+                yield f"{path}.{key}: {show(value)} {mark.effect}, {UNTRUSTED}"
+
+
+def explained_once(problems):
+    """The problems of a config, of which only the first that needs trust explains why."""
+    first = next((problem for problem in problems if UNTRUSTED in problem), None)
+    return [p if p is first else p.replace(f", {UNTRUSTED}", ", too") for p in problems]

@@ -9,8 +9,10 @@ import inspect
 import pkgutil
 import sys
 import typing
+from collections.abc import Callable
 from functools import cache
 
+from ranges import Form, form
 from utils import PACKAGE, UserError, did_you_mean, parameters_of, where_and_why
 from wiring.kinds import KINDS
 from wiring.own_modules import hidden_file, import_from, own_parts
@@ -34,6 +36,34 @@ def marker(kind):
 def kind_of(annotation):
     """The kind whose return annotation this is, or None."""
     return next((kind for kind in KINDS if marker(kind) is annotation), None)
+
+
+def form_of(annotation):
+    """What an annotation accepts in a config, where parts are named."""
+    return form(annotation, part_form)
+
+
+def part_form(annotation):
+    """The Form of a part, or of a function or class with a dotted name; None for other
+    annotations."""
+    kind = "function" if annotation is Callable else kind_of(annotation)
+    if kind is None:
+        return None
+
+    def read(value, path, part=None):
+        return part(annotation, value, path) if part else value
+
+    if kind == "function":
+        return Form("a dotted name", "Callable", {}, read)
+    shown = f"a part: [{kind}](#parts-{kind})"
+    return Form(f"a part: {kind}", shown, part_schema(kind), read, parts=frozenset([kind]))
+
+
+def part_schema(kind):
+    """The JSON schema of a part; a list of optimizers is a chain."""
+    part = {"$ref": f"#/$defs/{kind}"}
+    chain = {"type": "array", "items": part, "minItems": 1}
+    return {"anyOf": [part, chain]} if kind == "optimizer" else part
 
 
 @cache
@@ -141,13 +171,6 @@ def to_install(error):
     """How to install the library that an import did not find; "" for other errors and modules."""
     package = INSTALLED_AS.get(error.name) if isinstance(error, ModuleNotFoundError) else None
     return f"; pip install {package}" if package else ""
-
-
-def holds_kind(annotation, kind):
-    """Whether an annotation is or contains a kind's, as in tuple[tuple[str, Optimizer], ...]."""
-    return kind_of(annotation) == kind or any(
-        holds_kind(inner, kind) for inner in typing.get_args(annotation)
-    )
 
 
 def section_options(location):

@@ -8,13 +8,12 @@ import dis
 import importlib
 import inspect
 import re
-import types
 import typing
 from pathlib import Path
 
-from ranges import INT32
-from wiring import parts, schema, values
-from wiring.config import REQUIRED, SECTIONS, TOP_LEVEL, show
+from ranges import show
+from wiring import parts, schema
+from wiring.config import REQUIRED, SECTIONS, TOP_LEVEL
 from wiring.nodes import EXTRA_KEYS
 
 INTRODUCTION = """\
@@ -140,9 +139,15 @@ def fields_of(options):
     """The table of the fields of a dataclass or a TypedDict."""
     comments = schema.comments(options)
     if typing.is_typeddict(options):
-        hints, needed = typing.get_type_hints(options), options.__required_keys__
+        hints = typing.get_type_hints(options, include_extras=True)
+        needed = options.__required_keys__
         rows = [
-            (code(key), type_name(hint), "required" if key in needed else "", comments.get(key, ""))
+            (
+                code(key),
+                parts.form_of(hint).shown,
+                "required" if key in needed else "",
+                comments.get(key, ""),
+            )
             for key, hint in hints.items()
         ]
     else:
@@ -191,7 +196,8 @@ def extra(kind):
 
     hints, defaults = typing.get_type_hints(Tracked), Tracked._field_defaults
     rows = [
-        (code(key), type_name(hints[key]), code(show(defaults[key]))) for key in EXTRA_KEYS[kind]
+        (code(key), parts.form_of(hints[key]).shown, code(show(defaults[key])))
+        for key in EXTRA_KEYS[kind]
     ]
     return table(("key", "type", "default"), rows).rstrip()
 
@@ -200,35 +206,7 @@ def argument(parameter):
     """(name, type, default) of a parameter."""
     required = parameter.default is parameter.empty
     default = "required" if required else code(show(parameter.default))
-    return code(parameter.name), type_name(parameter.annotation), default
-
-
-def type_name(annotation):
-    """The values that an annotation accepts, in the words of JSON."""
-    if annotation is inspect.Parameter.empty:
-        return "any"
-    if kind := parts.kind_of(annotation):
-        return f"a part: [{kind}](#{anchor(kind_title(kind))})"
-    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is typing.Literal:
-        return " or ".join(code(show(choice)) for choice in inner)
-    if origin is typing.Annotated:
-        limits = [limit for limit in values.ranges(inner[1:]) if limit.keywords != INT32.keywords]
-        name, words = type_name(inner[0]), [limit.words.split(" (")[0] for limit in limits]
-        return ", ".join(words if words and words[0].startswith(("a ", "an ")) else [name, *words])
-    if origin in (typing.Union, types.UnionType):
-        names = [*map(type_name, inner)]
-        # The words of a range may name a value that is also a choice of its own: "or -1".
-        named = {code(name.rsplit(", or ", 1)[-1]) for name in names if ", or " in name}
-        names = [name for name in names if name not in named]
-        return (", or " if any(", " in name for name in names) else " or ").join(names)
-    if origin is tuple and inner[-1] is Ellipsis:
-        return f"[{type_name(inner[0])}, ...]"
-    if origin is tuple:
-        return f"[{', '.join(map(type_name, inner))}]"
-    if typing.is_typeddict(annotation):
-        return code(annotation.__name__)
-    return "a list" if origin is list else values.describe(origin or annotation)
+    return code(parameter.name), parts.form_of(parameter.annotation).shown, default
 
 
 def home(module):

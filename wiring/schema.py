@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 from utils import run_command
-from wiring import parts, values
+from wiring import parts
 from wiring.config import LARGEST_SEED, REQUIRED, SECTIONS, TOP_LEVEL
 from wiring.nodes import EXTRA_KEYS
 from wiring.own_modules import own_parts
@@ -42,7 +42,7 @@ def make_schema(folders=()):
     properties["metrics"] = {"anyOf": [properties["metrics"], labelled]}
     properties["loss"] = {"anyOf": [reference("loss"), {"type": "null"}]}
     properties["schedule"] = {"anyOf": [reference("schedule"), {"type": "null"}]}
-    properties["optimizer"] = values.part_schema("optimizer")
+    properties["optimizer"] = parts.part_schema("optimizer")
     required = [key for key, default in TOP_LEVEL.items() if default is REQUIRED]
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
@@ -133,7 +133,7 @@ def extra_keys(kind):
     from training.base import Tracked
 
     hints = get_type_hints(Tracked)
-    return {key: values.schema(hints[key], parts.kind_of) for key in EXTRA_KEYS.get(kind, ())}
+    return {key: parts.form_of(hints[key]).schema for key in EXTRA_KEYS.get(kind, ())}
 
 
 def call(function, accepted):
@@ -150,7 +150,7 @@ def call(function, accepted):
 
 def argument(parameter):
     """The schema of one argument, with its default."""
-    schema = values.schema(parameter.annotation, parts.kind_of)
+    schema = parts.form_of(parameter.annotation).schema
     plain = isinstance(parameter.default, str | int | float | bool | tuple)
     return schema | {"default": parameter.default} if plain else schema
 

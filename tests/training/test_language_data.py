@@ -354,14 +354,3 @@ def test_the_command_refuses_another_tokenizer_also_with_override(workdir, capsy
 
 def of_tokens(logits, label):
     return cross_entropy(logits, label, ignore_label=IGNORED)
-
-
-def test_no_programs_are_compiled_for_data_that_is_known_to_be_streamed(workdir, monkeypatch):
-    from training.runs import start
-
-    parts = build(CONFIG, "config.json")
-    recipe, _ = start.checked_recipe(parts)
-    monkeypatch.setattr(start, "Trainer", lambda *_: "made")
-    assert start.trainer_ahead(recipe, parts) is None
-    parts.data = parts.data._replace(resident=True)
-    assert start.trainer_ahead(recipe, parts) == "made"

@@ -16,12 +16,11 @@ from training.loss import mse
 from training.optimizers import sgd
 from training.programs import (
     Program,
-    RareProgram,
-    compile_lowered,
+    compile_step,
     loops_are_slow,
     over_batch,
     over_rows,
-    placed,
+    quick,
 )
 from utils import UserError
 
@@ -141,14 +140,6 @@ def test_prepare_compiles_without_running_and_reports_time_and_memory():
     assert (prepared.compiled, prepared.seconds) == (compiled, seconds)
 
 
-def test_options_that_xla_does_not_know_are_left_out():
-    lowered = jax.jit(lambda x: x + 1).lower(0.0)
-    options = {"xla_cpu_of_another_version": True, "xla_backend_optimization_level": 0}
-    assert compile_lowered(lowered, options)(1.0) == 2
-    with pytest.raises(jax.errors.JaxRuntimeError, match="no number"):
-        compile_lowered(lowered, {"xla_backend_optimization_level": "no number"})
-
-
 HEADS_CUT, FEATURES_CUT, WHOLE_HEADS = (
     (None, None, "tensor", None),
     (None, None, None, "tensor"),
@@ -172,7 +163,7 @@ def test_a_mesh_that_cuts_heads_of_the_kernel_of_attention_is_an_error(queries, 
             raise jax.errors.JaxRuntimeError(f"INTERNAL: custom_partitioner: {refused.value}")
 
     with pytest.raises(UserError, match=r"^mesh\.tensor: cuts a head .*; let mesh\.tensor divide"):
-        compile_lowered(Lowered(), None)
+        compile_step(Lowered(), None)
 
 
 def test_while_debugging_every_call_runs_the_function_itself_on_concrete_arrays():
@@ -186,7 +177,7 @@ def test_while_debugging_every_call_runs_the_function_itself_on_concrete_arrays(
     order, valid = np.array([[0, 1], [2, 3]]), np.array([2, 2])
     with jax.disable_jit():
         assert loops_are_slow(None, None, None, None)
-        assert RareProgram(lambda: seen.clear() or 3, WHOLE)() == 3
+        assert quick(lambda: seen.clear() or 3, WHOLE)() == 3
         run, carry = Program(over_rows(step, report, sharded(MESH), None), WHOLE), start()
         run.prepare(2.0, carry, (data, data), order, valid, np.int32(0), np.int32(1))
         assert (seen, run.seconds) == ([], 0.0)
@@ -242,25 +233,16 @@ def test_a_debugged_run_computes_the_same_and_its_model_sees_concrete_arrays(tmp
         assert (tmp_path / name / "checkpoint-epoch_1.params").exists()
 
 
-def forms(rows=4):
-    """The shapes, types and shardings of the arguments of `program`."""
-    shape = jax.ShapeDtypeStruct
-    batch = shape((rows, 3), np.float32), shape((rows,), np.int32)
-    carry = placed({"total": shape((3,), np.float32)}, WHOLE)
-    return shape((), np.float32), carry, batch, shape((), np.int32)
-
-
-@pytest.mark.parametrize(("rows", "used"), [(4, True), (5, False)])
-def test_a_program_compiled_in_a_thread_is_used_if_it_fits_else_compiled_again(rows, used):
-    pool = ThreadPoolExecutor(1)
-    by_batch = Program(over_batch(add, report), WHOLE, pool=pool)
-    by_batch.begin(*forms(rows))
-    future, before = by_batch.future, by_batch.seconds
-    assert before > 0
-    _, total = by_batch(np.float32(2), jax.device_put(start(), WHOLE), batch(), np.int32(4))
-    assert total == 96 and by_batch.seconds > before
-    assert (future.result() is by_batch.compiled) == used
-    pool.shutdown()
+def test_a_program_that_was_begun_in_a_thread_is_not_compiled_again():
+    with ThreadPoolExecutor(1) as pool:
+        begun = Program(over_batch(add, report), WHOLE, pool=pool)
+        begun.begin(2.0, start(), batch(), np.int32(4))
+        before = begun.seconds
+        assert before > 0
+        made = begun.finish()
+        _, total = begun(2.0, start(), batch(), np.int32(4))
+        assert total == 96 and begun.seconds > before
+        assert begun.compiled is made
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Trainers: made from shapes before the data is loaded, and restored from a snapshot."""
+"""Trainers: what they compile, and how they are restored from a snapshot."""
 
 from contextlib import closing
 
@@ -11,7 +11,7 @@ from data_loader.loader import epoch_order
 from model.gpt import gpt
 from model.mlp import mlp
 from model.resnet import resnet
-from training.fit import fit, recipe_of, train_recipe
+from training.fit import fit, recipe_of
 from training.optimizers import adam
 from training.trainer import Trainer
 
@@ -24,37 +24,10 @@ SETTINGS = {"optimizer": adam(lr=0.01), "metrics": [], "epochs": 2, "batch_size"
 SETS = {"train": Arrays(X, Y), "test": Arrays(X, Y)}
 
 
-def made_from_shapes(size=70):
-    """(a recipe, its Trainer made from shapes of `size` training examples)"""
-    recipe = recipe_of(MODEL, **SETTINGS)
-    sizes = {"train": size, "test": 70}
-    shapes = {
-        name: Arrays(*(jax.ShapeDtypeStruct((n, *a.shape[1:]), a.dtype) for a in (X, Y)))
-        for name, n in sizes.items()
-    }
-    return recipe, Trainer(recipe, shapes)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("size", "used"), [(70, True), (64, False)])
-def test_a_run_uses_a_trainer_that_suits_its_data_and_computes_the_same_bits(size, used):
-    recipe, trainer = made_from_shapes(size)
-    step, test = trainer.program.future, trainer.evaluation_programs["test"].future
-    run = train_recipe(recipe, SETS, trainer=trainer)
-    alone = fit(MODEL, (X, Y), (X, Y), **SETTINGS)
-    assert (run.trainer is trainer) == used
-    if used:
-        assert trainer.program.compiled is step.result()
-        assert trainer.evaluation_programs["test"].compiled is test.result()
-    assert run.metrics["test_loss"] == alone.metrics["test_loss"]
-    jax.tree.map(np.testing.assert_array_equal, run.params, alone.params)
-
-
 def test_a_failed_compilation_raises_where_the_program_is_needed(monkeypatch):
     monkeypatch.setattr(jax.stages.Lowered, "compile", lambda *_: 1 / 0)
-    recipe, trainer = made_from_shapes()
     with pytest.raises(ZeroDivisionError):
-        train_recipe(recipe, SETS, trainer=trainer)
+        fit(MODEL, (X, Y), (X, Y), **SETTINGS)
 
 
 @pytest.mark.slow
@@ -66,7 +39,9 @@ def test_microbatches_of_convolutions_are_in_no_loop_and_need_less_memory():
         model = resnet((8, 8, 3), 3, widths=(8,), depth=1)
         options = SETTINGS | {"batch_size": 32, "accumulate": count}
         with closing(Trainer(recipe_of(model, **options), data)) as trainer:
-            program = trainer.program.future.result()
+            trainer.start()
+            trainer.prepare()
+            program = trainer.program.compiled
             assert " while(" not in program.as_text()
             needs[count] = program.memory_analysis().temp_size_in_bytes
     assert needs[4] < 0.6 * needs[1]
@@ -75,7 +50,7 @@ def test_microbatches_of_convolutions_are_in_no_loop_and_need_less_memory():
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_restored_snapshot_continues_to_the_same_bits(replicas):
     trainer = Trainer(recipe_of(MODEL, **SETTINGS, replicas=replicas), SETS)
-    trainer.start(SETS)
+    trainer.start()
     trainer.begin(1)
     trainer.train(2)
     states = jax.device_get(trainer.snapshot())
@@ -97,14 +72,14 @@ def test_several_seeds_in_half_precision_are_one_program_for_a_gpu(apart):
     model = gpt((8,), 5, dim=16, depth=1, heads=2)
     recipe = recipe_of(model, **SETTINGS, precision="bfloat16", replicas=2)
     with closing(Trainer(recipe, sets, stacked=True)) as trainer:
-        trainer.start(sets)
+        trainer.start()
         trainer.begin(1)
         trainer.feeds["test"].begin(1)
         training = trainer.program, trainer.lane_numbers[0], trainer.states[0]
         consts, tallies = trainer.at(0, 0, trainer.weights()), trainer.empty_tallies["test"]()
         evaluation = trainer.evaluation_programs["test"], consts[0], tallies
         for name, (program, *own) in {"train": training, "test": evaluation}.items():
-            arguments = *own, *trainer.feeds[name].peek()
+            arguments = *own, *trainer.feeds[name].specs()
             traced = jax.jit(program.function).trace(*arguments)
             text = traced.lower(lowering_platforms=("cuda",)).as_text()
             assert ("__cudnn$fmha" in text) != apart
@@ -112,7 +87,7 @@ def test_several_seeds_in_half_precision_are_one_program_for_a_gpu(apart):
 
 def test_the_seed_and_the_rate_of_restored_states_count():
     trainer = Trainer(recipe_of(MODEL, **SETTINGS), SETS)
-    trainer.start(SETS)
+    trainer.start()
     [ts] = jax.device_get(trainer.snapshot())
     trainer.restore([ts._replace(seed=np.uint32(7), lr_scale=np.float32(0.5))])
     rows, _ = epoch_order(70, 16, seed=7, epoch=1, shuffle=True)

@@ -12,7 +12,7 @@ import pytest
 from model.base import Model
 from model.mlp import mlp
 from model.resnet import resnet
-from training.base import Objective, TrainState
+from training.base import Objective, StepResult, TrainState
 from training.gradient import gradient
 from training.loss import cross_entropy
 from training.metrics import accuracy
@@ -21,6 +21,7 @@ from training.optimizers import adam, sgd
 from training.run import Reader
 from training.update import (
     accepted,
+    accepting,
     bad_leaf_name,
     cleared,
     gradient_update,
@@ -52,7 +53,7 @@ def random_batch(seed, rows=6):
 
 def run(update, objective, batches, valid=None, freeze=False):
     ts = first_state(update, objective, batches[0], freeze=freeze)
-    step = jax.jit(update.step)
+    step = jax.jit(accepting(update.step))
     for batch in batches:
         ts = step(ts, batch, len(batch[1]) if valid is None else valid)
     return ts
@@ -68,7 +69,9 @@ def looped(update, fori_loop):
 
     def loop(ts, batches, start, end):
         def one(i, ts):
-            return update.step(ts, jax.tree.map(lambda a: a[i], batches), batches[1].shape[1])
+            return accepting(update.step)(
+                ts, jax.tree.map(lambda a: a[i], batches), batches[1].shape[1]
+            )
 
         return fori_loop(start, end, one, ts)
 
@@ -204,7 +207,9 @@ def test_counting_tokens_ahead_of_microbatches_does_not_run_the_model_twice():
     for loss in (partial(cross_entropy, ignore_label=-1), cross_entropy):
         objective = supervised(model, loss, {}, (), ())
         update = gradient_update(objective, sgd(lr=0.1), accumulate=2)
-        step = jax.jit(update.step).lower(first_state(update, objective, batch), batch, 6)
+        step = jax.jit(accepting(update.step)).lower(
+            first_state(update, objective, batch), batch, 6
+        )
         text = step.compile().as_text()
         seen.append((text.count(" dot("), text.count(" while(")))
     (with_counts, counting_loops), (without, loops) = seen
@@ -292,7 +297,7 @@ def test_a_cleared_state_continues_as_if_there_had_been_no_bad_batch():
         counters = [leaf for name, leaf in state.sums.items() if name not in ("epoch", "window")]
         assert {leaf.dtype for leaf in counters} == {np.dtype("int32")}
         expected = run(update, objective, good, freeze=True)
-        assert_same(jax.jit(update.step)(state, good[2], 6), expected)
+        assert_same(jax.jit(accepting(update.step))(state, good[2], 6), expected)
 
 
 # Each column of a batch can break another part of a step. SOUND breaks none; each row of BREAKS
@@ -331,7 +336,7 @@ def rows(row):
 @pytest.mark.parametrize("name", BREAKS)
 def test_the_first_leaf_that_a_bad_step_hit_is_named(name):
     update = gradient_update(fragile, adam(lr=0.01))
-    step, ts = jax.jit(update.step), fragile_state(update)
+    step, ts = jax.jit(accepting(update.step)), fragile_state(update)
     ts = step(step(ts, rows(SOUND), 6), rows(BREAKS[name]), 6)
     assert (int(ts.sums["first_bad"]), hit(ts)) == (1, name)
     for row in [row for other, row in BREAKS.items() if other != name]:
@@ -343,13 +348,13 @@ def test_the_first_leaf_that_a_bad_step_hit_is_named(name):
 
 def test_the_cause_is_named_and_not_its_consequences():
     update = gradient_update(fragile, adam(lr=0.01))
-    ts = jax.jit(update.step)(fragile_state(update), rows((0, 1, 1e25, 3e38)), 6)
+    ts = jax.jit(accepting(update.step))(fragile_state(update), rows((0, 1, 1e25, 3e38)), 6)
     assert hit(ts) == "state/seen"
     # The momentum overflows at 1.9 * 2e38, and the param after it.
     update = gradient_update(fragile, sgd(lr=1e-38, momentum=0.9))
     ts = fragile_state(update)
     for _ in range(2):
-        ts = jax.jit(update.step)(ts, rows((0, 1, 2e38, 0)), 6)
+        ts = jax.jit(accepting(update.step))(ts, rows((0, 1, 2e38, 0)), 6)
     assert (int(ts.sums["first_bad"]), hit(ts)) == (1, "opt/m/slope")
 
 
@@ -357,18 +362,18 @@ def test_an_infinite_loss_in_a_masked_row_breaks_nothing():
     update = gradient_update(fragile, adam(lr=0.01))
     # The square of 2e19 is infinite, but its gradient is finite.
     batch = np.concatenate([rows(SOUND)[1:], np.float32([(2e19, 1, 0, 0)])])
-    step, ts = jax.jit(update.step), fragile_state(update)
+    step, ts = jax.jit(accepting(update.step)), fragile_state(update)
     assert step(ts, batch, 5).sums["bad_steps"] == 0
     assert step(ts, batch, 6).sums["bad_steps"] == 1
 
 
 def test_params_that_overflow_are_named():
     update = gradient_update(fragile, sgd(lr=1e20), ema=0.5)
-    ts = jax.jit(update.step)(fragile_state(update), rows((0, 1, 1e25, 0)), 6)
+    ts = jax.jit(accepting(update.step))(fragile_state(update), rows((0, 1, 1e25, 0)), 6)
     assert hit(ts) == "params/slope"
     ts = fragile_state(update)
     params, ema = ts.params | {"slope": jnp.float32(-3e38)}, ts.ema | {"slope": jnp.float32(3e38)}
-    ts = jax.jit(update.step)(ts._replace(params=params, ema=ema), rows(SOUND), 6)
+    ts = jax.jit(accepting(update.step))(ts._replace(params=params, ema=ema), rows(SOUND), 6)
     assert hit(ts) == "ema/slope"
 
 
@@ -387,9 +392,9 @@ def test_vmapped_replicas_freeze_independently(freeze):
     broken = [rows(row) for row in (SOUND, *BREAKS.values())]
     batches = [[rows(SOUND)] * 5, broken, [rows(SOUND)] * 5]
     singles = [fragile_state(update, freeze) for _ in broken]
-    both, step = jax.tree.map(lambda *a: jnp.stack(a), *singles), jax.jit(update.step)
+    both, step = jax.tree.map(lambda *a: jnp.stack(a), *singles), jax.jit(accepting(update.step))
     for batch in batches:
-        both = jax.jit(jax.vmap(update.step, (0, 0, None)))(both, np.stack(batch), 6)
+        both = jax.jit(jax.vmap(accepting(update.step), (0, 0, None)))(both, np.stack(batch), 6)
         singles = [step(ts, one, 6) for ts, one in zip(singles, batch, strict=True)]
     assert both.step.tolist() == ([3, 1, 1, 1, 1] if freeze else [3] * 5)
     assert both.sums["first_bad"].tolist() == [-1, 1, 1, 1, 1]
@@ -404,7 +409,7 @@ def test_a_gradient_whose_tree_is_not_that_of_the_params_is_named_by_its_number(
     ts, ones, mask = fragile_state(update), jnp.ones(6), jnp.ones(6, bool)
     grads = [jnp.ones((), jnp.int32), jnp.ones(2), jnp.array([1, jnp.inf])]
     # Only floats are counted.
-    assert hit(accepted(ts, ts, grads, ones, {}, mask)) == "a gradient (leaf 1)"
+    assert hit(accepted(ts, StepResult(ts, grads, ones, {}), mask)) == "a gradient (leaf 1)"
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.complex64])
@@ -418,7 +423,7 @@ def test_an_optimizer_state_may_hold_counters_random_keys_and_other_float_types(
     @jax.jit
     def step(ts, opt):
         new = ts._replace(opt=opt)
-        return accepted(ts, new, ts.params, jnp.ones(6), {}, jnp.ones(6, bool))
+        return accepted(ts, StepResult(new, ts.params, jnp.ones(6), {}), jnp.ones(6, bool))
 
     doubled = {name: 2 * leaf for name, leaf in floats.items()}
     new = {"a": jnp.int32(6), "b": jax.random.key(2)} | doubled
@@ -439,11 +444,11 @@ def test_a_bad_step_keeps_the_running_statistics():
     batch = rng.normal(size=(6, 8, 8, 1)).astype(np.float32), rng.integers(0, 3, 6).astype(np.int32)
     ts = first_state(update, objective, batch, model=model)
     # The loss and the gradients are finite, but the variance of such a batch is not.
-    huge = jax.jit(update.step)(ts, (batch[0] * np.float32(1e25), batch[1]), 6)
+    huge = jax.jit(accepting(update.step))(ts, (batch[0] * np.float32(1e25), batch[1]), 6)
     assert huge.sums["bad_steps"] == 1
     assert re.fullmatch("state/.*/var", hit(huge))
     assert_same(huge.state, ts.state)
-    good = jax.jit(update.step)(ts, batch, 6)
+    good = jax.jit(accepting(update.step))(ts, batch, 6)
     assert any(
         np.any(a != b)
         for a, b in zip(jax.tree.leaves(good.state), jax.tree.leaves(ts.state), strict=True)
@@ -490,8 +495,8 @@ def test_lr_scale_multiplies_the_update():
     update = gradient_update(objective, adam(lr=0.01))
     batch = random_batch(0)
     ts = first_state(update, objective, batch)
-    whole = update.step(ts, batch, 6).params
-    half = update.step(ts._replace(lr_scale=jnp.float32(0.5)), batch, 6).params
+    whole = accepting(update.step)(ts, batch, 6).params
+    half = accepting(update.step)(ts._replace(lr_scale=jnp.float32(0.5)), batch, 6).params
     assert_close(jax.tree.map(lambda a, b: (a + b) / 2, ts.params, whole), half)
 
 
@@ -504,7 +509,7 @@ def test_randomness_depends_only_on_seed_and_step():
     ts = first_state(update, objective, batch, model=model)
 
     def loss(ts):
-        return update.step(ts, batch, 6).sums["epoch"]["values"]["loss"]["MEAN"]
+        return accepting(update.step)(ts, batch, 6).sums["epoch"]["values"]["loss"]["MEAN"]
 
     assert loss(ts) == loss(ts)
     assert loss(ts) != loss(ts._replace(step=jnp.int32(1)))
@@ -518,11 +523,14 @@ def test_the_whole_update_can_be_vmapped():
     batches = [random_batch(0), random_batch(1)]
     states = [first_state(update, objective, batches[0], seed) for seed in (0, 1)]
     stacked = jax.tree.map(lambda *a: jnp.stack(a), *states)
-    both = jax.vmap(update.step, (0, 0, None))(
+    both = jax.vmap(accepting(update.step), (0, 0, None))(
         stacked, jax.tree.map(lambda *a: np.stack(a), *batches), 6
     )
     for r in (0, 1):
-        assert_close(jax.tree.map(lambda a, r=r: a[r], both), update.step(states[r], batches[r], 6))
+        assert_close(
+            jax.tree.map(lambda a, r=r: a[r], both),
+            accepting(update.step)(states[r], batches[r], 6),
+        )
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def recipe_of(config):
 def trained(config, stacked=None):
     """(the weights of each replica after four steps, the tallies of an evaluation)"""
     trainer = Trainer(recipe_of(config), SETS, stacked)
-    trainer.start(SETS)
+    trainer.start()
     trainer.begin(1)
     while trainer.train(4)[0]:
         pass
@@ -103,7 +103,7 @@ def test_a_number_of_the_first_params_is_that_of_each_replica():
     }
     for stacked in (False, True):
         trainer = Trainer(recipe_of(config), SETS, stacked)
-        trainer.start(SETS)
+        trainer.start()
         leaves = [named_leaves(ts.params) for ts in trainer.replica_states()]
         scales = [
             {float(a.ravel()[0]) for n, a in each.items() if n.endswith("scale")} - {1.0}

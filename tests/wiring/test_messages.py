@@ -14,13 +14,13 @@ import optax
 import pytest
 
 from model.mlp import mlp
+from ranges import Misfit, form
 from training.objective import inputs
 from training.runs.start import checked_recipe
 from utils import BAD_INPUT, UserError, first_line, run_command, where_and_why
 from wiring.build import build
 from wiring.config import override
 from wiring.kinds import KINDS, requirement
-from wiring.values import Misfit, convert
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -233,7 +233,7 @@ def test_a_loss_is_needed_only_where_the_objective_calls_it(valid, monkeypatch):
     recipe, template = checked_recipe(parts)
     assert recipe.metric_plan.rules["error"] == (None, "MAX", "ANY", "TRAIN")
     assert list(template.sums["epoch"]["values"]["error"]) == ["MAX"]
-    with pytest.raises(UserError, match=r"c: metrics.error.mode: must be one of MEAN"):
+    with pytest.raises(UserError, match=r'c: metrics.error.mode: found "LARGEST"; allowed: "MEAN"'):
         build(own | {"metrics": {"error": {"mode": "LARGEST"}}}, "c")
 
 
@@ -503,4 +503,4 @@ def test_a_message_is_cut_however_much_it_quotes(capsys):
 )
 def test_a_choice_of_types_is_described_in_words_of_json(annotation, expected):
     with pytest.raises(Misfit, match=f"x: must be {expected}, found 7"):
-        convert(7, annotation, "x", lambda *_: NotImplemented)
+        form(annotation).read(7, "x")

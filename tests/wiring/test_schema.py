@@ -150,7 +150,7 @@ def test_the_range_of_a_users_own_part_is_checked_from_its_annotation(valid, mon
 def test_calls_from_python_are_checked_by_the_same_ranges():
     with pytest.raises(ValueError, match=r"lr: must be .* above 0, got 0\nb1: must be .*, got 1"):
         adamw(0, b1=1)
-    with pytest.raises(ValueError, match=r"^std: must be a finite number above 0, got 0$"):
+    with pytest.raises(ValueError, match=r"^std.1: must be a finite number above 0, got 0$"):
         normalize(jnp.ones(2), mean=(0, 0), std=(1, 0))
     with pytest.raises(ValueError, match=r"keep: must be at least 1, got 0\nsave_top_k: "):
         CheckpointOptions(keep=0, save_top_k=-1)

@@ -5,11 +5,11 @@ import jax
 import jax.numpy as jnp
 
 from ranges import NonNegative, checked
-from training.base import Objective, Optimizer, Update
+from training.base import Objective, Optimizer, StepResult, Update
 from training.gradient import counts_of, mean_of
 from training.objective import inputs, x_of
 from training.transforms import NO_STEP, kind_of
-from training.update import accepted, apply_updates, genuine, moving_average, step_key
+from training.update import apply_updates, genuine, moving_average, step_key
 from utils import UserError
 
 
@@ -91,7 +91,7 @@ def alternating(
             new = new._replace(params=new.params | changed, state=state)
         averaged = None if ema is None else moving_average(ts.ema, new.params, ema, ts.step)
         new = new._replace(opt=opt, ema=averaged)
-        return accepted(ts, new, grads, losses, metrics, mask)
+        return StepResult(new, grads, losses, metrics)
 
     return Update(init, step)
 

@@ -155,7 +155,7 @@ class Divergence:
     def culprit(self):
         """The layer and the operation that made the first value that is not finite, found by taking
         the step again, one operation at a time."""
-        from training.debugging.nan_search import first_bad_op
+        from training.nan_search import first_bad_op
 
         step, _ = self.bad
         states = self.trainer.replica_states()
@@ -172,8 +172,7 @@ class Divergence:
         local = lambda leaf: leaf if leaf.is_fully_addressable else fetched(leaf)  # noqa: E731
         ts = jax.tree.map(local, states[replica])
         try:
-            ts = ts._replace(sums=cleared(ts.sums))
-            sentence = first_bad_op(update.step, ts, *batches[replica])
+            sentence = first_bad_op(update.step, ts._replace(sums={}), *batches[replica])
         except Exception as error:  # if the search fails, the run still ends with its own error
             return f"Looking for the operation failed: {type(error).__name__}: {first_line(error)}"
         return sentence or (

@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 
 from data_loader.base import fingerprints_of, loaded
 from file_io import MOST_LINES, append, lines_of, parse_json, read_json
@@ -24,7 +24,6 @@ from training.checkpoint.record import is_number, is_object
 from training.checkpoint.restore import check_meaning, probe_of
 from training.checkpoint.retention import Kept, protect
 from training.devices.sharding import Plan
-from training.feed import spec_on_device
 from training.options import monitor_for
 from training.preprocess import with_recorded
 from training.recipe import compose
@@ -203,7 +202,9 @@ class CheckpointEvaluation:
         self.trainer, self.reader = Trainer(recipe, self.sets), recipe.reader()
         batch = self.trainer.feeds[next(iter(self.sets))].shapes
         if parts.loader.eval_collate_fn:  # the probe has the shapes of a training batch
-            batch = jax.tree.map(lambda a: spec_on_device(np.asarray(a)[None]), parts.example)
+            batch = jax.eval_shape(
+                lambda: jax.tree.map(lambda a: jnp.asarray(a)[None], parts.example)
+            )
         spec = probe_input(batch, parts.preprocess, parts.model)
         model_with = lambda numbers: recipe.with_numbers(numbers).model  # noqa: E731
         self.probe = Probe(parts.model, spec, self.trainer.numbers, model_with)

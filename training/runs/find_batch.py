@@ -96,7 +96,7 @@ def tried(recipe, sets, memory):
     size, needs = recipe.loader.batch_size, None
     try:
         with closing(Trainer(recipe, sets)) as trainer:
-            trainer.start(sets)
+            trainer.start()
             trainer.begin(1)
             trainer.prepare()
             if trainer.program.memory:

@@ -56,7 +56,7 @@ def find_lr(parts, steps):
     factors = np.geomspace(1 / RANGE, RANGE, steps)
     with closing(Trainer(recipe, sets)) as trainer:
         pretrained = pretrained_from(recipe.training.pretrained, recipe.model)
-        trainer.start(sets, pretrained or fitted_to_data(recipe, sets["train"]))
+        trainer.start(pretrained or fitted_to_data(recipe, sets["train"]))
         losses = np.array(list(losses_by_rate(trainer, recipe.reader(trainer), factors)))
     if len(losses) < 3:
         raise RunError(

@@ -8,9 +8,8 @@ from contextlib import ExitStack
 from functools import partial
 
 import jax
-import numpy as np
 
-from data_loader.base import Arrays, class_names, loaded, tokenizer_json
+from data_loader.base import class_names, loaded, tokenizer_json
 from data_loader.loader import held_out
 from training.base import has_frozen
 from training.checkpoint.pretrained import check_arguments
@@ -18,7 +17,6 @@ from training.devices import processes
 from training.devices.processes import check_alike, from_first, is_first, several, together
 from training.devices.sharding import Plan
 from training.devices.signals import end_at_signals
-from training.feed import nbytes, stacks
 from training.fit import train_recipe
 from training.preprocess import bound, fitted, recorded_statistics, with_statistics
 from training.recipe import compose
@@ -29,7 +27,6 @@ from training.runs.callback_checks import check_callbacks, check_hooks
 from training.runs.changes import changes
 from training.runs.sets import split_sets
 from training.runs.shape_check import check_shapes, count
-from training.trainer import Trainer
 from training.watching.console import be_silent, check_logging, set_up_logging
 from utils import DONE, STOPPED, UserError, format_bytes, peak_of_process, shown_if_slow
 
@@ -80,10 +77,7 @@ def train(parts, root, named=None, override=False, temporary=None, watchers=()):
             if is_first():
                 print(end)
             return DONE
-        with shown_if_slow("Tracing the programs of the run", early=True):
-            trainer, as_built = trainer_ahead(recipe, parts), parts
-        if trainer:
-            at_end.callback(trainer.close)
+        as_built = parts
         if is_new:
             opened = new_run(parts, root, why_new)
             at_end.push(partial(delete_if_refused, opened.folder))
@@ -115,7 +109,7 @@ def train(parts, root, named=None, override=False, temporary=None, watchers=()):
                         begin_again(opened, former, changed, *described, override)
             announce(parts, sets, opened, template)
 
-        done = train_in_folder(opened, recipe, sets, record, trainer, watchers, begin)
+        done = train_in_folder(opened, recipe, sets, record, watchers, begin)
     code = STOPPED if done.signal and done.cut_short else DONE
     if not done.published:  # a tracker is stuck, and the interpreter would wait for it at its end
         logging.shutdown()
@@ -147,30 +141,6 @@ def open_named(parts, named):
         return resume.open_at(named, parts.run_name) if named else None
 
     return resume.open_by_first(open_here), why_new
-
-
-def trainer_ahead(recipe, parts):
-    """The Trainer, whose programs compile while the data is loaded; None if the data
-    will be streamed, collated or cut to its first batches, or if preprocessing needs its
-    statistics. If the loaded data does not suit the Trainer, another one is made."""
-    sizes, example = sizes_of(parts), parts.data.example
-    is_pair = isinstance(example, tuple | list) and len(example) == 2
-    if not is_pair or not getattr(parts.data, "resident", True):
-        return None
-    validation = [name for name in sizes if name not in ("train", "test")]
-    order = ["train", *validation, *({"test"} & sizes.keys())]
-    specs = {name: jax.tree.map(partial(batch_spec, sizes[name]), example) for name in order}
-    sets = {name: Arrays(*pair) for name, pair in specs.items()}
-    too_large = sum(map(nbytes, sets.values())) > parts.loader.device_budget_mb * 2**20
-    stacked = all(stacks(parts.loader.of(name)) for name in sizes)
-    if not stacked or parts.training.overfit_batches or too_large or parts.unfitted:
-        return None
-    return Trainer(recipe, sets)
-
-
-def batch_spec(count, example):
-    """The spec of `count` stacked examples."""
-    return jax.ShapeDtypeStruct((count, *np.shape(example)), np.asarray(example).dtype)
 
 
 def new_run(parts, root, why_new):
@@ -263,7 +233,7 @@ def announce(parts, sets, opened, template):
         )
 
 
-def train_in_folder(opened, recipe, sets, record, trainer, watchers, begin):
+def train_in_folder(opened, recipe, sets, record, watchers, begin):
     """Train, and write the files of a finished run into its folder. `begin` is called before
     anything is written."""
     has_begun = interrupted = False
@@ -275,7 +245,7 @@ def train_in_folder(opened, recipe, sets, record, trainer, watchers, begin):
 
     try:
         sets = split_sets(sets, recipe.loader, recipe.training.overfit_batches)
-        own = {"trainer": trainer, "watchers": watchers, "begin": begin_here}
+        own = {"watchers": watchers, "begin": begin_here}
         done = train_recipe(recipe, sets, opened.folder, record, opened.checkpoint, **own)
         interrupted = bool(done.signal) and done.cut_short
         peak = peak_memory()

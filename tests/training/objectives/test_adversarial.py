@@ -18,7 +18,7 @@ from training.objectives.adversarial import adversarial, alternating
 from training.optimizers import adam, sgd
 from training.run import Reader
 from training.transforms import clip_by_global_norm, frozen, groups
-from training.update import step_key, zero_sums
+from training.update import accepting, step_key, zero_sums
 from training.watching.callbacks.sample_pictures import sample_pictures
 from utils import UserError, named_leaves
 
@@ -43,7 +43,7 @@ def test_each_network_takes_the_step_of_its_own_optimizer():
     update = UPDATE(objective, sgd(0.3))
     batch = IMAGES[:8], np.zeros(8, np.int32)
     ts = first_state(update, objective, batch)
-    new = quick_jit(update.step)(ts, batch, 6)
+    new = quick_jit(accepting(update.step))(ts, batch, 6)
 
     def network(name, x, p):
         return MODEL.apply({name: p}, {}, x)[0]
@@ -87,7 +87,7 @@ def test_a_step_that_is_not_finite_changes_neither_network():
     batch = IMAGES[:8].copy(), np.zeros(8, np.int32)
     batch[0][3] = np.inf
     ts = first_state(update, objective, batch)
-    new = quick_jit(update.step)(ts, batch, 8)
+    new = quick_jit(accepting(update.step))(ts, batch, 8)
     jax.tree.map(np.testing.assert_array_equal, new.params, ts.params)
     jax.tree.map(np.testing.assert_array_equal, new.opt, ts.opt)
     assert int(new.sums["bad_steps"]) == 1 and int(new.step) == 1
@@ -134,7 +134,7 @@ def test_rules_choose_by_the_whole_names_of_the_params():
     update = UPDATE(adversarial(MODEL, None, {}, (), ()), still)
     batch = IMAGES[:8], np.zeros(8, np.int32)
     ts = first_state(update, adversarial(MODEL, None, {}, (), ()), batch)
-    new = quick_jit(update.step)(ts, batch, 8)
+    new = quick_jit(accepting(update.step))(ts, batch, 8)
     before, after = (named_leaves(tree.params["generator"]) for tree in (ts, new))
     moved = {name for name in before if (np.asarray(before[name]) != after[name]).any()}
     assert moved and moved == {name for name in before if not name.endswith("bias")}

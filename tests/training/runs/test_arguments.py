@@ -436,18 +436,10 @@ def update_of(**changes):
     return update
 
 
-def uncounted(plain):
-    def step(ts, batch, valid):
-        new = plain.step(ts, batch, valid)
-        return ts._replace(params=new.params, opt=new.opt)
-
-    return step
-
-
 def widened(plain):
     def step(ts, batch, valid):
-        new = plain.step(ts, batch, valid)
-        return new._replace(opt={"more": new.opt})
+        result = plain.step(ts, batch, valid)
+        return result._replace(new=result.new._replace(opt={"more": result.new.opt}))
 
     return step
 
@@ -462,8 +454,14 @@ UPDATES = {
         update_of(init=lambda plain: lambda params: plain.init(params)[0]),
         r"update: init\(params\) must return \(opt_state, averaged params or None\)",
     ),
-    "nothing": (update_of(step=lambda plain: lambda *_: None), r"must end with `return accepted\("),
-    "no accepted": (update_of(step=uncounted), r"must end with `return accepted\(ts, new,"),
+    "nothing": (
+        update_of(step=lambda plain: lambda *_: None),
+        r"must end with `return StepResult\(new, .* got NoneType",
+    ),
+    "a state": (
+        update_of(step=lambda plain: lambda *given: plain.step(*given).new),
+        r"must end with `return StepResult\(new, .* got TrainState",
+    ),
     "another state": (update_of(step=widened), "update: its step changes the form of opt, from"),
     "an error": (
         update_of(step=lambda plain: lambda ts, batch, valid: ts.weights),

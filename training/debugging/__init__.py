@@ -1,1 +1,0 @@
-"""Finds the op that produced the first nan of a step."""
