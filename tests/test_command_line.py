@@ -225,7 +225,7 @@ def test_mistakes(small, arguments, code, message):
     [
         ("checkpoint.dir", ["train.py", "checkpoint.dir=gs://bucket/runs"]),
         ("data.args.train", ["train.py", "data=webdataset", "data.args.train=s3://bucket/*.tar"]),
-        ("pretrained: path", ["train.py", "training.pretrained=https://host/a.params"]),
+        ("training.pretrained", ["train.py", "training.pretrained=https://host/a.params"]),
         ("--resume", ["train.py", "--resume", "gs://bucket/run"]),
         ("--out", ["inference/convert_tflite.py", "-w", "a.params", "--out", "hdfs://host/out"]),
         ("--out", ["-m", "data_loader.tokenize", "small.json", "--out", "abfs://a@b/c"]),

@@ -213,11 +213,11 @@ def test_the_debugger_opens_where_the_error_was_raised(small):
     [
         (
             'metrics=[{"name": "accuracy", "mode": "MEDIAN"}]',
-            "metrics.0.mode: must be one of MEAN, SUM, SINGLE",
+            'metrics.0.mode: found "MEDIAN"; allowed: "MEAN", "SUM", "SINGLE"',
         ),
         (
             'metrics=[{"name": "accuracy", "phase": "DEV"}]',
-            "metrics.0.phase: must be one of TRAIN, VAL, TEST, EVAL, ANY",
+            'metrics.0.phase: found "DEV"; allowed: "TRAIN", "VAL", "TEST", "EVAL", "ANY"',
         ),
         (
             'metrics=[{"name": "accuracy", "freq": "STEP", "phase": "TEST"}]',

@@ -72,7 +72,7 @@ class PretrainedOptions(TypedDict, total=False):
     path: Required[LocalPath]  # a checkpoint, a safetensors file, or a folder of HuggingFace
     fresh: tuple[str, ...]  # regexes of the leaves that keep their initial values
     # a ready rule file, the path of one, or a list of rules: [regex, name of a leaf, form]
-    rules: str | tuple[tuple, ...]
+    rules: LocalPath | tuple[tuple, ...]
     # rules that are applied before `rules`, each of which must match a name
     rename: tuple[tuple, ...]
     interpolate: tuple[str, ...]  # regexes of position embeddings resized to the model's image

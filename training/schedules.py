@@ -53,7 +53,8 @@ def steps_or_epochs(factory):
         try:
             return factory(**{name: given.arguments[name] for name in own} | steps)
         except ValueError as error:
-            name, _, rest = str(error).partition(": ")
+            place, _, rest = str(error).partition(": ")
+            name = place.partition(".")[0]
             epochs = given.arguments.get(by_epochs.get(name))
             if epochs is None:
                 raise

@@ -8,6 +8,7 @@ checkpoint is saved.
 
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 
 import jax
@@ -30,7 +31,7 @@ SEED = jax.ShapeDtypeStruct((), jnp.uint32)
 
 class Trainer:
     """Trains and evaluates the replicas of a recipe on `sets`, {"train": dataset, "test": dataset,
-    ...}. Without a "train" set it only evaluates. If its shapes cannot be traced, `explain` is
+    ...}. Without a "train" set it only evaluates. If its programs cannot be traced, `explain` is
     called with {set: the shapes of a batch}, and may raise an error that says why."""
 
     def __init__(self, recipe, sets, stacked=None, explain=None):
@@ -42,12 +43,12 @@ class Trainer:
         self.feeds = make_feeds(sets, recipe.loader, self.replicas, options.limit_batches)
         self.feed = self.feeds.get("train")
         self.evaluated_early = [*recipe.sets_in_epochs(sets), *recipe.sets_at_end(sets)]
+        self.explain = explain
         try:
-            self.make_programs()
-        except Exception as error:
+            with self.explained():
+                self.make_programs()
+        except Exception:
             self.close()
-            if explain and not isinstance(error, UserError | RunError):
-                explain({name: feed.shapes for name, feed in self.feeds.items()})
             raise
         self.rate_scale, self.states = 1.0, []
         # The latest snapshot, whose memory the next one reuses: new memory costs 4 times the copy.
@@ -57,6 +58,16 @@ class Trainer:
         )
 
     # Programs.
+
+    @contextmanager
+    def explained(self):
+        """Let `explain` say why something cannot be traced."""
+        try:
+            yield
+        except Exception as error:
+            if self.explain and not isinstance(error, UserError | RunError):
+                self.explain({name: feed.shapes for name, feed in self.feeds.items()})
+            raise
 
     def draw(self, seed, numbers):
         """The (params, state) of a replica with these numbers."""
@@ -159,7 +170,8 @@ class Trainer:
             weights = [self.put_weights(pretrained(*drawn)) for drawn in weights]
         states = [self.make_state(*w, *each) for w, each in zip(weights, own, strict=True)]
         self.states = self.stack_states(states)
-        self.begin_to_compile()
+        with self.explained():
+            self.begin_to_compile()
 
     def stack_states(self, states):
         """From a TrainState per replica to one per lane."""

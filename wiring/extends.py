@@ -10,7 +10,7 @@ from utils import UserError
 MOST_FILES = 100
 COMMAND_LINE = "command line"
 # Options for which null is a value that differs from the default, so null does not delete them.
-NULL_IS_A_VALUE = (("checkpoint", "keep"), ("checkpoint", "monitor"))
+NULL_IS_A_VALUE = (("training", "epochs"), ("checkpoint", "keep"), ("checkpoint", "monitor"))
 
 
 class Layer(NamedTuple):

@@ -113,7 +113,7 @@ def test_an_interrupt_while_an_export_is_replaced_leaves_it(convert, tmp_path, m
     rename = Path.rename
     monkeypatch.setattr(Path, "rename", interrupted)
     code, printed = convert(*ONNX, "--force")
-    assert code == 130 and printed.strip() == "Stopped; nothing was written"
+    assert code == 130 and printed.strip().endswith("Stopped; nothing was written")
     assert output_folder(tmp_path) == ["small"]
     assert (tmp_path / "out" / "small" / "notes.txt").exists()
 
@@ -214,7 +214,7 @@ def test_an_interrupt_leaves_nothing_behind(convert, tmp_path, monkeypatch):
 
     monkeypatch.setattr(exporter.Exporter, "native", interrupted)
     code, printed = convert(*ONNX)
-    assert code == 130 and printed.strip() == "Stopped; nothing was written"
+    assert code == 130 and printed.strip().endswith("Stopped; nothing was written")
     assert output_folder(tmp_path) == []
 
 
@@ -230,7 +230,7 @@ def test_an_interrupt_that_a_package_swallows_stops_the_export(
     monkeypatch.setattr(exporter.Exporter, "native", deaf)
     before = signal.getsignal(signal.SIGINT)
     code, printed = convert(*ONNX)
-    assert code == 130 and printed.strip() == "Stopped; nothing was written"
+    assert code == 130 and printed.strip().endswith("Stopped; nothing was written")
     assert output_folder(tmp_path) == [] and signal.getsignal(signal.SIGINT) is before
 
 
@@ -364,7 +364,7 @@ def test_missing_packages_are_named(convert, tmp_path, monkeypatch):
 )
 def test_an_exclude_that_cannot_be_followed_is_refused(convert, arguments, message):
     code, printed = convert("--formats", "onnx", *arguments)
-    assert code == 2 and printed.startswith(message) and printed.count("\n") == 1, printed
+    assert code == 2 and printed.splitlines()[-1].startswith(message), printed
 
 
 SLOW_IMPORT = """

@@ -68,5 +68,5 @@ def test_the_default_is_one_block_per_width():
     "options", [{"depths": (1, 1)}, {"depths": (1, 0, 1)}, {"patch": 0}, {"patch": 8}]
 )
 def test_refuses_bad_depths_and_patches(options):
-    with pytest.raises(ValueError, match=r"^(depths|patch|input_shape): "):
+    with pytest.raises(ValueError, match=r"^(depths|depths.1|patch|input_shape): "):
         convnext((28, 28, 1), 10, **options)

@@ -178,7 +178,7 @@ def test_a_schedule_of_ones_own_without_a_range_gets_one_step_or_more(given):
             "^warmup_epochs: 1.0 needs steps_per_epoch",
         ),
         (piecewise, {"values": [1.0, 0.1]}, "^boundary_steps: not given"),
-        (piecewise, {"values": [1.0, 2.0], "boundary_steps": [3]}, "^values: .* got 2.0"),
+        (piecewise, {"values": [1.0, 2.0], "boundary_steps": [3]}, "^values.1: .* got 2.0"),
         (
             piecewise,
             {"values": [1.0, 0.1], "boundary_steps": [3, 5]},

@@ -147,10 +147,10 @@ def test_concat_may_fill_its_buffer_to_the_last_row():
     [
         (
             {"mode": "mean"},
-            "mode: must be one of MEAN, SUM, SINGLE, MAX, MIN, STD, CONCAT, got 'mean'",
+            'mode: found "mean"; allowed: "MEAN", "SUM", "SINGLE", "MAX", "MIN", "STD", "CONCAT"',
         ),
-        ({"freq": "HOUR"}, "freq: must be one of STEP, EPOCH, ANY"),
-        ({"phase": "DEV"}, "phase: must be one of TRAIN, VAL, TEST, EVAL, ANY"),
+        ({"freq": "HOUR"}, 'freq: found "HOUR"; allowed: "STEP", "EPOCH", "ANY"'),
+        ({"phase": "DEV"}, 'phase: found "DEV"; allowed: "TRAIN", "VAL", "TEST", "EVAL", "ANY"'),
         ({"freq": "STEP", "phase": "EVAL"}, "EVAL would never be measured"),
         ({"freq": "STEP", "mode": "CONCAT"}, "CONCAT gathers a whole epoch"),
     ],

@@ -155,7 +155,7 @@ class Divergence:
     def culprit(self):
         """The layer and the operation that made the first value that is not finite, found by taking
         the step again, one operation at a time."""
-        from training.nan_search import first_bad_op
+        from training.runs.nan_search import first_bad_op
 
         step, _ = self.bad
         states = self.trainer.replica_states()

@@ -258,33 +258,21 @@ def test_the_option_is_a_path_or_an_object(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("option", "lines"),
+    ("option", "line"),
     [
-        (3, ["must be a path, an object with one, or null, got 3"]),
-        ("", ["must be a path, an object with one, or null, got ''"]),
-        (
-            {"paht": "a"},
-            [
-                "no such key 'paht'; did you mean 'path'? (path, fresh",
-                "path must be the path of a checkpoint, got None",
-            ],
-        ),
-        ({"path": "a", "fresh": "head/.*"}, ["fresh must be a list of regexes, got 'head/.*'"]),
-        (
-            {"path": "a", "rename": [["a"]]},
-            ["rename must be a list of [regex, replacement or null], got [['a']]"],
-        ),
-        (
-            {"path": "a", "rename": ["ab"], "probe": 1},
-            ["rename must be", "probe must be true or false, got 1"],
-        ),
+        (3, ": must be a string or an object or null, found 3"),
+        ("", ": must be a local path (mount a bucket, as with rclone, or copy it), got "),
+        ({"paht": "a"}, ".paht: no such key; did you mean 'path'? (path, fresh"),
+        ({"fresh": []}, ": needs 'path'"),
+        ({"path": "a", "fresh": "head/.*"}, '.fresh: must be a list, found "head/.*"'),
+        ({"path": "a", "rename": ["ab"]}, '.rename.0: must be a list, found "ab"'),
+        ({"path": "a", "probe": 1}, ".probe: must be true or false, found 1"),
     ],
 )
-def test_an_invalid_option_is_an_error_that_names_its_key(option, lines):
+def test_an_invalid_option_is_an_error_that_names_its_key(option, line):
     with pytest.raises(ValueError) as caught:
         TrainingOptions(pretrained=option)
-    for line, start in zip(str(caught.value).splitlines(), lines, strict=True):
-        assert line.startswith(f"pretrained: {start}")
+    assert str(caught.value).startswith(f"pretrained{line}")
 
 
 WEIGHTS = {"a tree": STORED, "a pair": FRESH, "a run": SimpleNamespace(params=STORED)}

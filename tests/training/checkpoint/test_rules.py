@@ -253,9 +253,9 @@ def test_the_option_takes_rules(rules):
     assert TrainingOptions(pretrained=option).pretrained == option
 
 
-@pytest.mark.parametrize("rules", ["", 3, ["gpt2"], [["a"]]])
+@pytest.mark.parametrize("rules", ["", 3, ["gpt2"]])
 def test_the_option_refuses_what_are_no_rules(rules):
-    with pytest.raises(ValueError, match="pretrained: rules must be the name or path of a rule"):
+    with pytest.raises(ValueError, match=r"^pretrained.rules.*: must be a "):
         TrainingOptions(pretrained={"path": "a", "rules": rules})
 
 

@@ -647,22 +647,22 @@ def test_a_rolled_back_run_can_be_resumed_to_the_same_bits(tmp_path):
     assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
 
 
-def test_trackers_finish_when_a_checkpoint_cannot_be_read(tmp_path, monkeypatch):
-    class Finishes:
-        finished = False
+def test_no_tracker_starts_when_a_checkpoint_cannot_be_read(tmp_path, monkeypatch):
+    class Starts:
+        started = False
 
-        def finish(self, metrics):
-            self.finished = True
+        def start(self, about):
+            self.started = True
 
     def unreadable(*_):
         raise UserError("the checkpoint is damaged")
 
     train(tmp_path)
     monkeypatch.setattr("training.fit.point_of", unreadable)
-    tracker = Finishes()
+    tracker = Starts()
     with pytest.raises(UserError, match="damaged"):
         train(tmp_path, resume=True, epochs=9, log={"trackers": [tracker]})
-    assert tracker.finished
+    assert not tracker.started
 
 
 def test_a_resumed_run_that_may_roll_back_does_not_save_its_first_step_again(tmp_path):

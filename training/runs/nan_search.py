@@ -27,7 +27,7 @@ from utils import counts_of_scan, named_leaves
 CALLS = {"jit": "jaxpr", "remat2": "jaxpr", "closed_call": "call_jaxpr"}
 CALLS |= {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 TESTS = {"nan": np.isnan, "inf": np.isinf}
-TRAINING = Path(__file__).resolve().parent
+TRAINING = Path(__file__).resolve().parents[1]
 JAX, PYTHON = f"{Path(jax.__file__).parent}/", f"{sysconfig.get_path('stdlib')}/"
 NAMES = {"params": "the parameter", "state": "the model's state"}
 NAMES |= {"opt": "the optimizer's state", "ema": "the averaged weight"}

@@ -14,9 +14,9 @@ from model.layers.linear import linear, linear_init
 from model.layers.norm import batch_norm, batch_norm_init, layer_norm, layer_norm_init
 from training.base import Optimizer, TrainState, Update
 from training.loss import cross_entropy
-from training.nan_search import first_bad_op
 from training.objective import supervised, with_precision
 from training.optimizers import sgd
+from training.runs.nan_search import first_bad_op
 from training.update import accepting, gradient_update, zero_sums
 
 RNG = np.random.default_rng(0)
@@ -77,7 +77,7 @@ def line_of(function):
     """The first line of a function's body, as the search reports it."""
     name, number = function.__name__, function.__code__.co_firstlineno + 1
     text = linecache.getline(__file__, number).strip()
-    return f"tests/training/test_nan_search.py:{number} in {name} (`{text}`)"
+    return f"tests/training/runs/test_nan_search.py:{number} in {name} (`{text}`)"
 
 
 def logarithm(x):
