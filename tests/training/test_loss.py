@@ -132,8 +132,8 @@ def test_labels_must_be_classes_or_probabilities(label):
 def test_arguments_must_be_in_range():
     with pytest.raises(ValueError, match=r"^label_smoothing: .* got 1.0"):
         cross_entropy(LOGITS, np.int32(1), label_smoothing=1.0)
-    for delta in (0, np.inf):  # an infinite one would give NaN
-        with pytest.raises(ValueError, match=rf"^delta: .* got {delta}"):
+    for delta, shown in ((0, "0"), (np.inf, "Infinity")):  # an infinite one would give NaN
+        with pytest.raises(ValueError, match=rf"^delta: .* got {shown}"):
             huber(LOGITS, OTHER, delta=delta)
 
 
