@@ -389,7 +389,9 @@ class StopAt:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["min", "max"])
-@pytest.mark.parametrize("end", [{"max_steps": 17}, {"callbacks": [StopAt(17)]}], ids=str)
+@pytest.mark.parametrize(
+    "end", [{"max_steps": 17}, {"callbacks": [StopAt(17)]}], ids=["max_steps", "callback"]
+)
 def test_the_last_weights_of_a_run_that_ends_within_an_epoch_may_be_the_best(tmp_path, mode, end):
     """The loss falls, so that they are the best by the smallest loss, and the first epoch is by the
     largest."""
