@@ -248,6 +248,25 @@ def test_training_starts_with_the_packages_of_training_alone():
         assert packages & packages_of("training/requirements.txt").keys(), f"{path}: {packages}"
 
 
+# What users import: tests with the mark `contract` import nothing else of the project.
+USED = ("train", "sweep", "adapters", "utils", "model", "data_loader", "training.options")
+USED += ("training.fit", "training.optimizers", "training.transforms", "training.schedules")
+USED += ("training.loss", "training.metrics", "training.preprocess", "training.augment")
+USED += ("training.objective", "training.objectives", "training.watching.callbacks")
+USED += ("training.watching.trackers", "inference.load", "inference.functions")
+
+
+def test_tests_with_the_mark_contract_import_only_what_users_import():
+    marked = [p for p in (ROOT / "tests").rglob("test_*.py") if "mark.contract" in p.read_text()]
+    marked.remove(Path(__file__))
+    assert len(marked) > 30
+    for path in marked:
+        for name in imports(path):
+            is_own = name.split(".")[0] in OWN
+            is_used = any(name == used or name.startswith(f"{used}.") for used in USED)
+            assert is_used or not is_own, f"{path} imports {name}"
+
+
 def without_encoding(tree):
     """The lines that open text, or the text output of a process, without naming an encoding."""
     for call in [node for node in ast.walk(tree) if isinstance(node, ast.Call)]:

@@ -12,6 +12,8 @@ import pytest
 
 from tests.processes import ROOT, call, run, start
 
+pytestmark = pytest.mark.contract
+
 SMALL = {
     "title": "Small",
     "model": {"name": "mlp", "args": {"dims": [16]}},

@@ -7,6 +7,8 @@ from data_loader.base import Arrays, fingerprint
 from data_loader.loader import epoch_order, split
 from utils import UserError
 
+pytestmark = pytest.mark.contract
+
 
 class Squares:
     """A dataset that is not Arrays."""

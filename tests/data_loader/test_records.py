@@ -20,6 +20,8 @@ from data_loader.record_files import RecordFiles, _checksum
 from data_loader.records import numpy_example, numpy_record, tf_example, write_records
 from utils import UserError
 
+pytestmark = pytest.mark.contract
+
 
 def saved(array):
     file = io.BytesIO()

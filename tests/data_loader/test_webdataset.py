@@ -14,6 +14,8 @@ from data_loader.loader import batches, epoch_order
 from data_loader.webdataset import webdataset
 from utils import UserError
 
+pytestmark = pytest.mark.contract
+
 X, Y = draw(0, 60)
 
 

@@ -12,6 +12,8 @@ from data_loader.tokens import tokens
 from data_loader.windows import IGNORED, Stream, Windows
 from utils import UserError
 
+pytestmark = pytest.mark.contract
+
 RNG = np.random.default_rng(0)
 TOKENS = RNG.permutation(997).astype(np.uint16)  # all different, so that each has one place
 

@@ -25,6 +25,8 @@ from tests.inference.models import images, with_weights
 from tests.inference.onnx_runtime import assert_close, assert_equal_to_jax, exported, run
 from utils import named_leaves
 
+pytestmark = pytest.mark.contract
+
 
 def exported_model(model, x, batch=None):
     """The ModelProto of a model, compared with JAX."""

@@ -13,6 +13,8 @@ from tests.inference.test_convert import outputs
 from tests.processes import run
 from utils import UserError
 
+pytestmark = pytest.mark.contract
+
 EPS = [1e-6, 3.0]
 ARGS = {"dim": 8, "heads": 2, "patch": 7, "depth": 1}
 SIZES = {"train_size": 96, "test_size": 40}

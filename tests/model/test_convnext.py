@@ -9,6 +9,8 @@ from model.convnext import convnext
 from tests.model.compare import normal, quick_jit, random_params
 from utils import named_leaves
 
+pytestmark = pytest.mark.contract
+
 
 def params_shapes(*args, **options):
     return jax.eval_shape(convnext(*args, **options).init, jax.random.key(0))[0]

@@ -19,6 +19,8 @@ from model.resnet import resnet
 from model.vit import vit
 from utils import named_leaves
 
+pytestmark = pytest.mark.contract
+
 rng = np.random.default_rng(0)
 ATTENTION = "blocks/.*/(query|value)/weight"
 

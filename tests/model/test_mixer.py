@@ -9,6 +9,8 @@ import pytest
 from model.mixer import mixer
 from tests.model.compare import normal, quick_jit, random_params
 
+pytestmark = pytest.mark.contract
+
 SIZES = {"patch": 2, "dim": 6, "depth": 2, "token_hidden": 5, "hidden": 7}
 
 

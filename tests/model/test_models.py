@@ -19,7 +19,7 @@ from model.vit import vit
 from tests.model.compare import normal, quick_jit
 from utils import named_leaves
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.contract]
 
 SMALL = {"dims": (8, 16), "kernel": 3, "head_dim": 16}
 TINY = {"residual": True, "bias": True, "layer_scale": 0.5, "head_dim": None}

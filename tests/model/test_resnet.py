@@ -8,6 +8,8 @@ from model.resnet import resnet
 from tests.model.compare import normal, quick_jit
 from utils import named_leaves
 
+pytestmark = pytest.mark.contract
+
 MODEL = resnet((6, 6, 1), 3, widths=(4, 8), depth=1)
 
 

@@ -16,6 +16,8 @@ from model.resnet import resnet
 from model.vit import vit
 from tests.model.compare import normal, quick_jit
 
+pytestmark = pytest.mark.contract
+
 IMAGE = (8, 8, 2)
 TEXT = np.random.default_rng(0).integers(0, 11, (4, 8))
 IMAGES = normal(0, 4, *IMAGE)

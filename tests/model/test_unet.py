@@ -9,6 +9,8 @@ from model.unet import sinusoids, unet
 from tests.model.compare import normal, quick_jit, random_params
 from utils import named_leaves
 
+pytestmark = pytest.mark.contract
+
 SIZES = {"widths": (4, 8), "depth": 2, "heads": 2, "groups": 2, "patch": 2}
 
 

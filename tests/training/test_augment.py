@@ -32,6 +32,8 @@ from training.objective import cutmix, supervised
 from training.optimizers import sgd
 from utils import UserError
 
+pytestmark = pytest.mark.contract
+
 IMAGE = jnp.arange(1, 1 + 10 * 12 * 3, dtype=jnp.float32).reshape(10, 12, 3)
 KEYS = jax.random.split(jax.random.key(0), 400)
 

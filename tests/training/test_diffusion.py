@@ -22,6 +22,8 @@ from training.optimizers import sgd
 from training.watching.callbacks.draw_samples import draw_samples
 from utils import UserError
 
+pytestmark = pytest.mark.contract
+
 KEY = jax.random.key(0)
 SHAPE = (2, 3, 1)
 

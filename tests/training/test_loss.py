@@ -12,6 +12,8 @@ from tests.model.compare import normal
 from training.loss import averaged, binary_cross_entropy, cross_entropy, huber, mae, mse
 from training.metrics import accuracy, f1, perplexity
 
+pytestmark = pytest.mark.contract
+
 DRAW = np.random.default_rng(0)
 LOGITS, OTHER = DRAW.normal(size=(2, 7)).astype("float32") * 3
 BITS = DRAW.integers(0, 2, 7).astype("float32")

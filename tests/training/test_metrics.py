@@ -22,6 +22,8 @@ from training.metrics import (
 from training.optimizers import sgd
 from utils import UserError
 
+pytestmark = pytest.mark.contract
+
 DRAW = np.random.default_rng(0)
 LOGITS = DRAW.normal(size=(40, 6)).astype("float32")
 LABELS = DRAW.integers(0, 6, 40)

@@ -15,6 +15,8 @@ from training.options import LoaderOptions
 from training.preprocess import fitted, mean_and_std, normalize, standardize, to_unit
 from utils import UserError
 
+pytestmark = pytest.mark.contract
+
 BYTES = np.arange(256, dtype="uint8").reshape(8, 16, 2)
 
 

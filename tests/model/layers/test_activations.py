@@ -10,6 +10,8 @@ import pytest
 from model.layers import activations
 from tests.model.compare import DTYPES, assert_same, normal
 
+pytestmark = pytest.mark.contract
+
 REFERENCES = {
     "relu": jax.nn.relu,
     "leaky_relu": jax.nn.leaky_relu,

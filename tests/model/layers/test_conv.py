@@ -21,6 +21,8 @@ from model.layers.conv import (
 from model.layers.pool import avg_pool, max_pool
 from tests.model.compare import DTYPES, assert_same, normal, random_params
 
+pytestmark = pytest.mark.contract
+
 # name: (height, width, in), out, kernel, groups, stride, padding, dilation
 CASES = {
     "dense": ((6, 5, 3), 4, 3, 1, 1, "SAME", 1),

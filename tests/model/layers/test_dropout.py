@@ -8,6 +8,8 @@ import pytest
 from model.layers.dropout import drop_path, dropout
 from tests.model.compare import normal
 
+pytestmark = pytest.mark.contract
+
 KEY = jax.random.key(0)
 BOTH = pytest.mark.parametrize("layer", [dropout, drop_path])
 

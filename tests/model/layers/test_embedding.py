@@ -8,6 +8,8 @@ from flax import linen
 from model.layers.embedding import embedding, embedding_init
 from tests.model.compare import DTYPES, assert_same, random_params
 
+pytestmark = pytest.mark.contract
+
 IDS = jnp.array([[0, 3, 3], [4, 0, 1]])
 
 

@@ -8,6 +8,8 @@ import pytest
 from model.layers import initializers
 from model.layers.conv import conv2d_init
 
+pytestmark = pytest.mark.contract
+
 KEY = jax.random.key(3)
 SCALED = [
     f"{family}_{kind}" for family in ("lecun", "he", "glorot") for kind in ("normal", "uniform")

@@ -9,7 +9,7 @@ from flax import linen
 from model.layers import norm
 from tests.model.compare import DTYPES, assert_same, normal, quick_jit, random_params
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.contract]
 
 DIM, NARROW = 6, 4
 CASES = {

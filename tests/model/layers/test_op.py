@@ -11,6 +11,8 @@ from model.layers.linear import linear, linear_init
 from model.layers.norm import layer_norm, layer_norm_init
 from model.layers.op import marks_shown, op
 
+pytestmark = pytest.mark.contract
+
 PARAMS, X = layer_norm_init(4), jnp.arange(24.0).reshape(2, 3, 4)
 
 

@@ -9,6 +9,8 @@ from flax import linen
 from model.layers.pool import avg_pool, global_avg_pool, global_max_pool, max_pool
 from tests.model.compare import DTYPES, assert_same, normal, quick_jit
 
+pytestmark = pytest.mark.contract
+
 WINDOWS = [
     (2, None, "VALID"),
     (3, 2, "SAME"),

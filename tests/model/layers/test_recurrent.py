@@ -9,6 +9,8 @@ from model.layers.recurrent import gru, gru_init, lstm, lstm_init
 from model.rnn import rnn
 from tests.model.compare import normal, quick_jit, random_params
 
+pytestmark = pytest.mark.contract
+
 LAYERS = {"lstm": (lstm_init, lstm), "gru": (gru_init, gru)}
 LENGTHS = np.array([5, 1, 7, 3])
 BATCH, STEPS, WIDTH, DIM, CLASSES = 4, 7, 3, 5, 4

@@ -8,6 +8,8 @@ import pytest
 
 from tests.training.report.saved_run import LOSSES, TESTS, report, rows, save
 
+pytestmark = pytest.mark.contract
+
 
 def test_charts_hold_every_value(tmp_path):
     charts = report(save(tmp_path / "run")).charts()

@@ -6,6 +6,8 @@ import pytest
 
 from training.watching.callbacks.early_stopping import early_stopping
 
+pytestmark = pytest.mark.contract
+
 
 def stops_after(values, **options):
     """The epoch after which the run stops, or None."""

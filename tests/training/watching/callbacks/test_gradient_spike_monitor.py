@@ -9,6 +9,8 @@ import pytest
 from tests.training.watching.callbacks.fake import steps, view
 from training.watching.callbacks.gradient_spike_monitor import gradient_spike_monitor
 
+pytestmark = pytest.mark.contract
+
 
 def started(**options):
     callback = gradient_spike_monitor(**options)

@@ -10,6 +10,8 @@ import pytest
 from tests.training.watching.callbacks.fake import view
 from training.watching.callbacks.learning_rate_monitor import learning_rate_monitor
 
+pytestmark = pytest.mark.contract
+
 
 @pytest.mark.parametrize(
     ("rates", "line"),

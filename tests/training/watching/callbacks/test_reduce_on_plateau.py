@@ -17,6 +17,8 @@ from training.transforms import lookahead
 from training.watching.callbacks.reduce_on_plateau import reduce_on_plateau
 from utils import UserError
 
+pytestmark = pytest.mark.contract
+
 
 def scales_of(values, resume_every=0, **options):
     """The multiplier after each evaluation.
