@@ -77,7 +77,8 @@ def compile_step(case, shape):
     """The step, compiled as a run compiles it."""
     step = step_of(case.model(), case.image, case.batch, case.precision)
     program, shapes, _ = program_of(step, MeshOptions(*shape))
-    return program.lowered(shapes).compile(program.options)
+    program.prepare(*shapes)
+    return program.compiled
 
 
 def main():
