@@ -88,14 +88,16 @@ def end_at_signals(folder=None, temporary=None, new=True):
     """Let signals end the process at once, until the loop handles them, and again at a second
     signal. An exception would be lost in a callback of JAX's, or interrupt a compilation. A killed
     run can be resumed anyway. `temporary` is a folder to delete then, and so is the `folder` of a
-    `new` run that has logged and saved nothing; the same command starts it again."""
+    `new` run that has not begun, or has logged and saved nothing; the same command starts it
+    again."""
 
     def end(_number, _frame):
         saved = folder is not None and any(folder.glob("checkpoint-*"))
         # Such as a report that is being written after the run (file_io.atomic_file).
         for unfinished in folder.glob(f".*.{os.getpid()}.tmp") if folder is not None else ():
             unfinished.unlink(missing_ok=True)
-        if folder and new and not saved and not (folder / "metrics.jsonl").exists():
+        written = saved or (folder is not None and (folder / "metrics.jsonl").exists())
+        if folder and new and not (written and (folder / "config.json").exists()):
             shutil.rmtree(folder, ignore_errors=True)  # no step was taken
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)

@@ -94,7 +94,7 @@ def train(parts, root, named=None, override=False, temporary=None, watchers=()):
             at_end.push(partial(delete_if_refused, opened.folder))
             at_end.callback(opened.unlock)
             if not several():
-                end_at_signals(opened.folder, temporary, is_new=True)
+                end_at_signals(opened.folder, temporary, new=True)
         if parts is not as_built:  # preprocessing has its statistics now
             recipe = compose(parts, recipe.plan)
 
