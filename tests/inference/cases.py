@@ -66,7 +66,7 @@ REMARKS = {
     "argmax": "the first of equal numbers; ONNX: nan is not handled",
     "argmin": "the first of equal numbers; ONNX: nan is not handled",
     "attention": "ONNX: one Attention node from opset 23 if there is no mask, else several nodes",
-    "cumlogsumexp": "TFLite: on some CPUs, LiteRT makes a constant infinity finite, and log(inf) 88.4",
+    "cumlogsumexp": "TFLite: on some CPUs, LiteRT makes infinite constants finite",
     "complex numbers": "computed as pairs of real numbers; not as inputs, outputs, states of loops",
     "fft": "ONNX: DFT nodes; TFLite: RFFT2D for powers of 2, else a product, up to 512 numbers",
     "gelu": "ONNX: one Gelu node from opset 20, five nodes before",
