@@ -3,7 +3,14 @@
 import numpy as np
 import tensorflow as tf
 
-from inference.lowering.tf_ops.elementwise import is_bool, is_float, maximum, minimum, widened
+from inference.lowering.tf_ops.elementwise import (
+    is_bool,
+    is_float,
+    log,
+    maximum,
+    minimum,
+    widened,
+)
 from inference.lowering.tf_ops.indexing import shape_of, size_of
 
 
@@ -103,8 +110,7 @@ def log_add_exp(target, x, y):
     largest = maximum(target, x, y)
     is_infinite = tf.abs(largest) >= np.float32(np.inf)
     origin = tf.where(is_infinite, tf.zeros_like(largest), largest)  # nan stays nan
-    total = tf.math.log(tf.exp(x - origin) + tf.exp(y - origin)) + origin
-    return tf.where(is_infinite, largest, total)  # on some CPUs, LiteRT's log(inf) is 88.4
+    return log(target, tf.exp(x - origin) + tf.exp(y - origin)) + origin
 
 
 def sort(target, *operands, dimension, is_stable, num_keys):

@@ -15,7 +15,7 @@ from inference.lowering.approximations import (
     ERFC_BELOW_2,
 )
 from inference.lowering.complex_numbers import dft_matrix
-from inference.lowering.tf_ops.elementwise import exp, is_bool, left
+from inference.lowering.tf_ops.elementwise import exp, is_bool, left, log
 
 LARGEST_PRODUCT = 512  # numbers, up to which a Fourier transform is a product
 
@@ -64,7 +64,7 @@ def log1p(target, x, **_):
     """The series of 2 atanh(x / (2 + x)) near 0, where 1 + x would round x away."""
     s = x / (x + 2)
     near = 2 * s * polynomial(s * s, [1 / n for n in range(15, 0, -2)])
-    return tf.where(tf.abs(x) < 0.5, near, tf.math.log(1 + x))
+    return tf.where(tf.abs(x) < 0.5, near, log(target, 1 + x))
 
 
 def tan(target, x, **_):
@@ -105,13 +105,13 @@ def cosh(target, x, **_):
 def asinh(target, x, **_):
     size = tf.minimum(tf.abs(x), 1e18)  # its square is finite
     near = log1p(target, size + size * size / (1 + tf.sqrt(size * size + 1)))
-    return tf.sign(x) * tf.where(tf.abs(x) < 1e18, near, tf.math.log(tf.abs(x)) + math.log(2))
+    return tf.sign(x) * tf.where(tf.abs(x) < 1e18, near, log(target, tf.abs(x)) + math.log(2))
 
 
 def acosh(target, x, **_):
     above = tf.minimum(x, 1e18) - 1
     near = log1p(target, above + tf.sqrt(above) * tf.sqrt(above + 2))
-    return tf.where(x < 1e18, near, tf.math.log(x) + math.log(2))
+    return tf.where(x < 1e18, near, log(target, x) + math.log(2))
 
 
 def atanh(target, x, **_):
