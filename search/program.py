@@ -175,7 +175,9 @@ def write_checkpoints(program, folder, replica, count, records, own, lengths, op
         kept = kept.add(name, evaluated.get(options.monitor), options, name in last["regular"])
         at = record["lengths"]
         of_logs = {"lengths": at | {FILE: lengths[at.get(FILE, 0)]}, "metrics": metrics}
-        each[name] = own | of_logs | {"evaluated": evaluated} | kept._asdict()
+        each[name] = own | of_logs | kept._asdict()
+        if "evaluated" in record:
+            each[name]["evaluated"] = evaluated
     numbers = read_json(program / "config.json")["training"]["vary"]
     probed = not any(path.startswith("model.") for path in numbers)  # else with those of the first
     for name in kept.names():

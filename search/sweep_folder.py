@@ -97,14 +97,15 @@ class Sweep:
     def program_config(self, trials):
         """The config of a run whose replicas are these trials; its folder has no name yet. A trial
         that diverges does not end the others, and no checkpoint is the best of all trials."""
-        changed = {
-            "training.replicas": len(trials),
-            "training.vary": {key: [each.values[key] for each in trials] for key in self.spec.keys},
-            "checkpoint.monitor": None,
-            "checkpoint.save_top_k": 1,
-            "logging.report": False,
+        vary = {key: [each.values[key] for each in trials] for key in self.spec.keys}
+        sections = {
+            "training": {"replicas": len(trials), "vary": vary},
+            "checkpoint": {"monitor": None, "save_top_k": 1},
+            "logging": {"report": False},
         }
-        config = with_values(self.trial_config(trials[0]), changed)
+        config = self.trial_config(trials[0])
+        for section, values in sections.items():
+            config = with_values(config, {f"{section}.{key}": v for key, v in values.items()})
         if config["training"].get("on_nonfinite", "stop") == "stop":
             config["training"]["on_nonfinite"] = "skip"
         return config
