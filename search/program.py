@@ -51,7 +51,7 @@ class EachTrial:
         for replica, sums in enumerate(run.trainer.sums() if self.may_fail else ()):
             if sums["bad_steps"] and replica not in self.failed:
                 step, leaf = int(sums["first_bad"]), int(sums["bad_leaf"])
-                what = bad_leaf_name(run.trainer.replica_states()[0], leaf)
+                what = bad_leaf_name(run.trainer.replica_states()[0].params, leaf)
                 self.failed[replica] = step, description_of_bad_step(step + 1, run.epoch, what)
 
     def on_epoch_end(self, run):

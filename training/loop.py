@@ -63,9 +63,11 @@ class Loop:
                 self.evaluate_initial_params()
             self.underway = True
             self.notify("on_ready")
-            while not run.finished and not run.stopped:
-                self.epoch()
-            self.notify("on_stop")
+            ended = False
+            while not ended:
+                while not run.finished and not run.stopped:
+                    self.epoch()
+                ended = self.state_is_finite() and not self.notify("on_stop")
             self.evaluate_unfinished_epoch()
             self.notify("on_stopped")
             self.end()
@@ -100,6 +102,8 @@ class Loop:
             went_back = self.notify("on_chunk", report)
             if went_back:
                 return  # and begin this epoch again from there
+        if not run.stopped and not self.state_is_finite():
+            return
         values = None if run.stopped else self.end_of_training()
         every = self.recipe.training.eval_every
         sets = self.in_epochs if every and run.epoch % every == 0 else []
@@ -293,10 +297,19 @@ class Loop:
             while self.in_flight:  # the snapshot includes these steps, so they must be reported
                 if self.notify("on_chunk", self.settled(self.in_flight.popleft())):
                     return True
+            if not self.state_is_finite():
+                return True
             self.notify("on_save", cache(self.snapshot), max(saves, key=SAVES.index))
         if event != "on_pause":
             self.notify("on_pause")
         return False
+
+    def state_is_finite(self):
+        """Whether the state can be saved or evaluated. If not, a watcher ends the run with an
+        error, or the run has gone back to a Point. Steps refuse only a loss or gradients that are
+        not finite; an optimizer or running statistics that overflow are found here."""
+        leaf = self.trainer.leaf_not_finite()
+        return leaf is None or not self.notify("on_bad_state", leaf)
 
     def apply(self, reply):
         """Apply one watcher's reply. Return whether the run went back."""

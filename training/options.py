@@ -120,7 +120,7 @@ class TrainingOptions:
     # so on; the replicas then have the same seed unless "seed" is among them
     vary: dict | None = None
     accumulate: Count = 1  # how many microbatches a batch is cut into
-    # what to do at a step whose loss, gradients or new state are not finite
+    # what to do at a step whose loss or gradients are not finite
     on_nonfinite: Literal["stop", "skip", "rollback"] = "stop"
     # when a step that is not finite stops the run, name the layer and the operation at fault
     detect_nans: bool = False

@@ -23,7 +23,14 @@ from training.metrics import phase_of
 from training.objective import shapes_of_values
 from training.programs import loops_are_slow, quick
 from training.replicas import Replicas, as_inputs, first_state, first_weights
-from training.update import accepting, genuine, loop_for, read_of, zero_sums
+from training.update import (
+    accepting,
+    first_not_finite,
+    genuine,
+    made_floats,
+    read_of,
+    zero_sums,
+)
 from utils import RunError, UserError, named_leaves
 
 SEED = jax.ShapeDtypeStruct((), jnp.uint32)
@@ -51,6 +58,7 @@ class Trainer:
             self.close()
             raise
         self.rate_scale, self.states = 1.0, []
+        self.first_not_finite = quick(first_not_finite)
         # The latest snapshot, whose memory the next one reuses: new memory costs 4 times the copy.
         self.copies = []
         self.copy = jax.jit(
@@ -121,7 +129,7 @@ class Trainer:
         made = jax.eval_shape(make_state, *self.weight_specs, SEED, self.numbers[0])
         self.make_state = quick(make_state, self.plan.of_state(made))
         carry = made._replace(sums=jax.eval_shape(zeros))
-        loop = loop_for(carry, self.replicas.stacked) if self.looped else None
+        loop = jax.lax.fori_loop if self.looped else None
         step, report = train_functions(recipe, unroll, steps)
         shardings = self.replicas.lanes_plan.of_state(carry)
         self.program = self.feed.program("train", step, report, loop, shardings)
@@ -185,6 +193,15 @@ class Trainer:
     def replica_states(self):
         """The TrainState of each replica."""
         return self.replicas.unstack(self.states)
+
+    def leaf_not_finite(self):
+        """The name of the first array of a state that is not finite, or None. A step whose loss
+        and gradients are finite can make one, if the optimizer or the statistics overflow."""
+        for ts in self.replica_states():
+            number = int(self.first_not_finite(ts._replace(sums={})))
+            if number >= 0:
+                return made_floats(ts)[number][0]
+        return None
 
     def snapshot(self):
         """A copy of each replica's TrainState, which stays valid until the next snapshot reuses its

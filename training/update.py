@@ -19,9 +19,6 @@ MADE = ("state", "opt", "params", "ema")  # what a step makes, in the order of c
 NO_METRICS = MetricPlan()
 # Leaves of more numbers are summed one by one: a perceptron's step went from 366 to 353 us.
 SMALL = 2**12
-SMALL_STATE = 2**22  # bytes that each call may copy, in less than a millisecond
-# In the sums of a step that `loop_back` takes: the number of its bad leaf, or NO_LEAF.
-NOW, NO_LEAF = "bad_now", 2**30
 # The number of bad steps, the first one, and the number of the leaf that was bad first in it.
 NONE_BAD = {"bad_steps": 0, "first_bad": -1, "bad_leaf": 0}
 
@@ -79,17 +76,11 @@ def loss_of_examples(losses):
 
 
 def accepted(ts, result, mask):
-    """The new state if all of a StepResult is finite, else the params and states of `ts`; the step
-    counts either way. If sums["freeze"] is 1, the first bad step and all steps after it do not
-    count, and the state of the last good step stays. Within `loop_back` it is always the new
-    state."""
+    """The new state if the loss and the gradients of a StepResult are finite, else the params and
+    states of `ts`; the step counts either way. If sums["freeze"] is 1, the first bad step and all
+    steps after it do not count, and the state of the last good step stays."""
     new, grads, losses, metrics = result
-    good, leaf = all_finite(ts, new, grads, jnp.where(mask, loss_of_examples(losses), 0))
-    if NOW in ts.sums:
-        sums = ts.sums | {NOW: jnp.where(good, NO_LEAF, leaf)}
-        norms = tally.norms_of(grads, new.params)
-        sums = add_to_sums(sums, ts.step, losses, metrics, mask, jnp.bool(True), norms)
-        return ts._replace(step=ts.step + 1, sums=sums, **made_of(new))
+    good, leaf = all_finite(ts.params, grads, jnp.where(mask, loss_of_examples(losses), 0))
     sums = note_bad(ts.sums, ts.step, good, leaf)
     stays = frozen(sums)
     taken = good & ~stays
@@ -122,98 +113,42 @@ def with_epochs(update, augment, steps):
     return update._replace(step=step)
 
 
-def loop_for(ts, stacked):
-    """The loop over the steps of one call for a state of these shapes."""
-    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(ts))
-    alone = jax.default_backend() == "cpu" and jax.device_count() == 1
-    # Where the values of single steps are kept, a step that is refused has values, too.
-    fits = alone and not stacked and size <= SMALL_STATE and "ring" not in ts.sums
-    return loop_back if fits else jax.lax.fori_loop
-
-
-def loop_back(start, end, take, ts):
-    """The same as jax.lax.fori_loop(start, end, take, ts), where `take` is an `accepting` step.
-
-    It saves the choice between the old and the new state in every step, a tenth of a small
-    perceptron's step: a bad step ends the loop instead. Then the steps before it are taken
-    again, from a copy of the first state, and the bad step is refused.
-    """
-
-    def until_bad(first, last, ts):
-        """(the step after the last one that was taken, its state, its bad leaf or NO_LEAF)"""
-
-        def no_bad_step(carry):
-            i, ts = carry
-            return (i < last) & (ts.sums[NOW] == NO_LEAF)
-
-        marked = ts._replace(sums=ts.sums | {NOW: jnp.int32(NO_LEAF)})
-        i, ts = jax.lax.while_loop(no_bad_step, lambda c: (c[0] + 1, take(*c)), (first, marked))
-        return i, ts._replace(sums={k: v for k, v in ts.sums.items() if k != NOW}), ts.sums[NOW]
-
-    def attempt(carry):
-        """Take the steps from `first` to `last`. If `leaf` is known, the step `last` is bad."""
-        first, last, leaf, ts = carry
-        i, new, found = until_bad(first, last, ts)
-        known = leaf != NO_LEAF
-        new = where(known, refused(new, leaf), new)
-        rest = jnp.where(frozen(new.sums), end, last + known), end, jnp.int32(NO_LEAF), new
-        return where(found != NO_LEAF, (first, i - 1, found, ts), rest)
-
-    begin = jnp.where(frozen(ts.sums), end, start), end, jnp.int32(NO_LEAF), ts
-    return jax.lax.while_loop(lambda carry: carry[0] < end, attempt, begin)[-1]
-
-
-def refused(ts, leaf):
-    """The state after a bad step, from the state before it."""
-    sums = note_bad(ts.sums, ts.step, jnp.bool(False), leaf)
-    return ts._replace(step=ts.step + ~frozen(sums), sums=sums)
-
-
 def where(condition, a, b):
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), a, b)
 
 
-def all_finite(ts, new, grads, losses):
-    """(whether everything that a step made is finite, the number of the first leaf that is not, in
-    the order of computation); `bad_leaf_name` turns the number into a name."""
-    gradients, made = floats(grads), made_floats(new)
-    # The loss is 0, gradients count up from 1, what the step made counts down from -1. Gradients
-    # whose tree is not that of the params get larger numbers, so that none gets a wrong name.
-    own = [name for name, _ in gradients] == [name for name, _ in floats(ts.params)]
-    first = 1 if own else 1 + len(floats(ts.params))
-    numbers = [0, *range(first, first + len(gradients)), *range(-1, -1 - len(made), -1)]
-    leaves = [losses, *(leaf for _, leaf in gradients + made)]
+def all_finite(params, grads, losses):
+    """(whether the loss and all gradients are finite, the number of the first leaf that is not);
+    `bad_leaf_name` turns the number into a name. This does not need the new state, so that XLA
+    fuses the choice between the old and the new state with the update."""
+    gradients = floats(grads)
+    # The loss is 0, gradients count from 1. Gradients whose tree is not that of the params get
+    # larger numbers, so that none gets a wrong name.
+    own = [name for name, _ in gradients] == [name for name, _ in floats(params)]
+    first = 1 if own else 1 + len(floats(params))
+    leaves = [losses, *(leaf for _, leaf in gradients)]
+    good = zero_if_finite(leaves) == 0
 
-    def leaf_by_leaf(*leaves):
-        finite = jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves])
-        return finite.all(), finite.argmin().astype(jnp.int32)
+    def first_bad(*leaves):
+        return jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).argmin().astype(jnp.int32)
 
-    def all_good(*_):
-        return jnp.bool(True), jnp.int32(0)
-
-    # Looking at every number would be a fifth of a small perceptron's step; summing is a quarter of
-    # that.
-    sum_is_finite = jnp.isfinite(total(leaves))
-    good, index = jax.lax.cond(sum_is_finite, all_good, leaf_by_leaf, *leaves)
-    return good, jnp.array(numbers, jnp.int32)[index]
+    index = jax.lax.cond(good, lambda *_: jnp.int32(0), first_bad, *leaves)
+    return good, jnp.where(index > 0, index + first - 1, 0)
 
 
-def total(leaves):
-    """The sum of all numbers: not finite if one of them is not."""
+def zero_if_finite(leaves):
+    """0 if all numbers are finite, else NaN: 0 times a number is 0 or NaN. Looking at every number
+    would be a fifth of a small perceptron's step; summing is a quarter of that."""
     small, sums = {}, []
     for leaf in leaves:
         # Leaves with different shardings must not be added: XLA's partitioner then computes the
         # whole step wrongly (jax 0.10.2).
         if leaf.size > SMALL or jax.device_count() > 1:
-            sums.append(wide_sum(leaf))
+            sums.append(jnp.sum(0 * leaf))
         else:  # leaves of one shape and type are added first, since each sum has its cost
             form = leaf.shape, leaf.dtype
-            small[form] = small[form] + leaf if form in small else leaf
-    return sum([*sums, *map(wide_sum, small.values())])
-
-
-def wide_sum(leaf):
-    return jnp.sum(leaf, dtype=jnp.promote_types(leaf.dtype, jnp.float32))
+            small[form] = small[form] + 0 * leaf if form in small else 0 * leaf
+    return sum(jnp.float32(part) for part in [*sums, *map(jnp.sum, small.values())])
 
 
 def note_bad(sums, step, good, leaf):
@@ -240,16 +175,23 @@ def first_bad_step(sums):
     return min(bad, default=None)
 
 
-def bad_leaf_name(ts, number):
-    """A name for sums["bad_leaf"], which was bad first; `ts` may hold arrays or their shapes."""
+def bad_leaf_name(params, number):
+    """A name for sums["bad_leaf"], which was bad first; `params` may hold arrays or shapes."""
     if number == 0:
         return "the loss"
-    if number < 0:
-        return made_floats(ts)[-1 - number][0]
-    names = [name for name, _ in floats(ts.params)]
+    names = [name for name, _ in floats(params)]
     if number <= len(names):
         return f"the gradient of {names[number - 1]}"
     return f"a gradient (leaf {number - 1 - len(names)})"
+
+
+def first_not_finite(ts):
+    """The number of the first leaf of a TrainState that is not finite, in the order of
+    `made_floats`; -1 if there is none."""
+    leaves = [leaf for _, leaf in made_floats(ts)]
+    finite = jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves] + [jnp.bool(False)])
+    first = finite.argmin()
+    return jnp.where(first == len(leaves), -1, first)
 
 
 def made_floats(ts):

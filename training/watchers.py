@@ -22,6 +22,8 @@ on_ready(run)            after that
 on_epoch_start(run)      also when a run is resumed within an epoch; then run.position is not 0
 on_compiled(run)         the training step has been compiled
 on_chunk(run, report)    some steps are done; `report` is a Report
+on_bad_state(run, leaf)  before a save or an evaluation: an array of the state, named `leaf`, is
+                         not finite, though all losses and gradients were; the reply must go back
 on_values(run, name, values)    the values of a set at the end of an epoch: "train", "test", ...
 on_validation_start(run), on_validation_end(run), on_test_start(run), on_test_end(run)
 on_epoch_end(run)        the epoch is trained and evaluated, and its row is in run.history
@@ -46,11 +48,13 @@ from utils import UserError
 
 NEVER = 2**30  # steps_left of a watcher that need not see any step
 SAVES = ("best", "last", "whole")  # kinds of checkpoints; of several replies, the last kind counts
-EVENTS = ("on_training_start", "on_ready", "on_epoch_start", "on_compiled", "on_chunk", "on_values")
+EVENTS = ("on_training_start", "on_ready", "on_epoch_start", "on_compiled", "on_chunk")
+EVENTS += ("on_bad_state", "on_values")
 EVENTS += ("on_validation_start", "on_validation_end", "on_test_start", "on_test_end")
 EVENTS += ("on_epoch_end", "on_extra_row", "on_pause", "on_save", "on_resume", "on_stop")
 EVENTS += ("on_stopped", "on_training_end")
-GO_BACK = ("on_chunk", "on_epoch_end")  # the events whose Reply may have a `back_to`
+# The events whose Reply may have a `back_to`.
+GO_BACK = ("on_chunk", "on_bad_state", "on_epoch_end")
 
 
 def check_watchers(watchers):
@@ -92,7 +96,7 @@ def reply_of(watcher, event, *arguments):
     if reply.save and event in ("on_pause", "on_save"):
         raise UserError(f"{place}: cannot reply with save; on_chunk and on_epoch_end can")
     if reply.back_to and event not in GO_BACK:
-        raise UserError(f"{place}: only {' and '.join(GO_BACK)} can reply with back_to")
+        raise UserError(f"{place}: only {', '.join(GO_BACK)} can reply with back_to")
     return reply
 
 
@@ -110,7 +114,7 @@ class Reply(NamedTuple):
     values: dict | None = None  # {"test_...": number} to add to the evaluation that has just ended
     # Write a checkpoint of this kind, of SAVES (see Keeper.on_save); not from on_pause or on_save.
     save: str | None = None
-    back_to: Any = None  # a Point to continue from; only from on_chunk and on_epoch_end
+    back_to: Any = None  # a Point to continue from; only from the events of GO_BACK
 
 
 class Ahead(NamedTuple):

@@ -39,7 +39,7 @@ def advice(on_nonfinite):
 
 
 class Diverged(RunError):
-    """A step whose loss, gradients or new state are not finite."""
+    """A step whose loss or gradients are not finite."""
 
     def __init__(self, step, leaf, message):
         super().__init__(message)
@@ -71,11 +71,10 @@ class Divergence:
         if report.bad is None:
             return None
         step, leaf = report.bad
-        leaf = bad_leaf_name(self.trainer.replica_states()[0], leaf)
+        leaf = bad_leaf_name(self.trainer.replica_states()[0].params, leaf)
         self.what = description_of_bad_step(step + 1, run.epoch, leaf)
-        may_go_back = self.rolls_back and self.rollbacks < self.options.rollbacks
-        if may_go_back and (checkpoint := self.keeper.newest()):
-            return Reply(back_to=self.rolled_back(checkpoint))
+        if reply := self.rollback():
+            return reply
         self.bad = step, leaf
         self.batch = run.epoch, run.position + step - run.step
         if len(self.trainer.replicas.seeds) > 1 or step == 0:
@@ -84,6 +83,25 @@ class Divergence:
                 self.keeper.wait()
             self.fail()
         return Reply(stop=self.what, back_to=self.point_before(run, report))
+
+    def on_bad_state(self, run, leaf):
+        """Only a checkpoint is finite: go back to it, or fail."""
+        if self.bad:
+            self.what += f"; the state before it was not finite either, {leaf}"
+        else:
+            self.what = f"At step {run.step} (epoch {run.epoch}) {leaf} is NaN or infinite, though "
+            self.what += "all losses and gradients were finite"
+        if reply := self.rollback():
+            return reply
+        self.bad = self.bad or (run.step, leaf)
+        self.fail()
+
+    def rollback(self):
+        """The Reply that goes back to the last checkpoint, if the options allow another one."""
+        may_go_back = self.rolls_back and self.rollbacks < self.options.rollbacks
+        if may_go_back and (checkpoint := self.keeper.newest()):
+            return Reply(back_to=self.rolled_back(checkpoint))
+        return None
 
     def on_values(self, run, name, values):
         """Report the steps that were skipped in an epoch of training (on_nonfinite: skip)."""
