@@ -112,7 +112,7 @@ positive_share = Range("above 0 and at most 1", exclusiveMinimum=0, maximum=1)
 between_0_and_1 = Range("above 0 and below 1", exclusiveMinimum=0, exclusiveMaximum=1)
 local = LocalRange(
     "a local path (mount a bucket, as with rclone, or copy it)",
-    pattern="^(?![A-Za-z][A-Za-z0-9+.-]+:/)",  # C:/ is a drive; pathlib makes gs:/ of gs://
+    pattern="^(?![A-Za-z][A-Za-z0-9+.-]+:/).",  # C:/ is a drive; pathlib makes gs:/ of gs://
 )
 
 # Annotations: a number with its range. A Fraction is a decay or momentum, a Share a probability.

@@ -24,7 +24,7 @@ def main(argv=None):
 
 def write(named):
     """Write the files of the template, and print what to do next."""
-    folder = local_path("folder", named)
+    folder = local_path("folder", named) if named else Path()
     check(named, folder)
     name = folder.resolve().name
     try:

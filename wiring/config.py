@@ -178,7 +178,7 @@ def parse_words(parser, argv):
     arguments, unknown = parser.parse_known_intermixed_args(argv)
     for name, value in vars(arguments).items():
         texts = [value] if isinstance(value, str) else value if isinstance(value, list) else []
-        if name != "overrides" and not all(map(local.holds, texts)):
+        if name != "overrides" and not all(map(local.holds, filter(None, texts))):
             parser.error(f"--{name}: must be {local.words}, got {' '.join(texts)}")
     if not unknown:
         return arguments
