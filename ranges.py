@@ -136,7 +136,7 @@ class Misfit(ValueError):
 
 
 class OutOfRange(Misfit):
-    """A value of the right type is not in the range of its annotation."""
+    """A value of the right type is not in the range of its annotation, or lacks a key."""
 
 
 class Form(NamedTuple):
@@ -312,7 +312,7 @@ def keys_of(annotation, form_of):
                 hint = did_you_mean(key, forms)
                 raise Misfit(f"{path}.{key}", f"no such key{hint} ({', '.join(forms)})")
         if missing := [key for key in required if key not in value]:
-            raise Misfit(path, f"needs {missing[0]!r}")
+            raise OutOfRange(path, f"needs {missing[0]!r}")
         return {key: forms[key].read(item, f"{path}.{key}", part) for key, item in value.items()}
 
     schema = {

@@ -28,7 +28,7 @@ from training.devices.mesh import make_mesh, replicated, sharded
 from training.devices.options import MeshOptions
 from training.devices.placing import put
 from training.devices.sharding import Plan, shard_bytes
-from training.programs import Program, memory_of, over_rows, platform_options
+from training.programs import Program, memory_of, over_orders, platform_options
 from utils import format_bytes
 
 NAMES = ("convnext", "resnet", "vit")
@@ -124,8 +124,9 @@ def one_device_forms(workload):
     valid = np.full(4, workload.batch_size, np.int32)
     whole, shardings = replicated(mesh), Plan(mesh).of_state(step.carry)
     arrays = put(data, whole), put(order, sharded(mesh, 1)), put(valid, whole)
+    loop = jax.lax.fori_loop if step.looped else None
     program = Program(
-        over_rows(step.run, step.report, sharded(mesh), jax.lax.fori_loop if step.looped else None),
+        over_orders(step.run, sharded(mesh), loop, len(order)),
         whole,
         options=platform_options(),
         shardings=shardings,
@@ -134,7 +135,8 @@ def one_device_forms(workload):
     program.prepare((), carry, *arrays, np.int32(0), np.int32(1))
     plain_arrays = jax.device_put((data, order, valid))
     plain_carry = jax.jit(step.make)(np.uint32(0))
-    lowered = jax.jit(without_mesh(step), donate_argnums=1).lower(
+    without_mesh = over_orders(step.run, None, loop, len(order))
+    lowered = jax.jit(without_mesh, donate_argnums=1).lower(
         (), plain_carry, *plain_arrays, np.int32(0), np.int32(1)
     )
     plain = lowered.compile(platform_options())
@@ -142,25 +144,6 @@ def one_device_forms(workload):
         "plain": partial(run_rows, [plain_carry], plain, plain_arrays, step.looped),
         "mesh": partial(run_rows, [carry], program.compiled, arrays, step.looped),
     }
-
-
-def without_mesh(step):
-    """over_rows of training/programs.py, without a sharding of the batch."""
-
-    def one(const, carry, data, order, valid, row):
-        return step.run(const, carry, jax.tree.map(lambda a: a[order[row]], data), valid[row])
-
-    def loop(const, carry, data, order, valid, start, count):
-        carry = jax.lax.fori_loop(
-            start, start + count, lambda i, c: one(const, c, data, order, valid, i), carry
-        )
-        return carry, step.report(carry)
-
-    def single(const, carry, data, order, valid, start, _count):
-        carry = one(const, carry, data, order, valid, start)
-        return carry, step.report(carry)
-
-    return loop if step.looped else single
 
 
 def run_rows(carry, program, arrays, looped, steps):

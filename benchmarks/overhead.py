@@ -68,7 +68,8 @@ def loop_against_bare_steps(folder, rounds):
     """The loop, which logs every 22nd step, against its steps alone."""
     loop, recipe, data = loop_of(folder / "loop", ["training.eval_every=0"])
     trainers = [trainer_of(recipe, {"train": data["train"]}) for _ in range(3)]
-    step = accepting(recipe.make_update(unroll=False).step)
+    modes = trainers[2].modes["train"]["epoch"]
+    step = accepting(recipe.make_update(unroll=False).step, modes)
     forms = {
         "fit": loop.epoch,
         "bare, one call per epoch": partial(bare_epoch, trainers[0], 10**9),
@@ -163,7 +164,7 @@ def by_hand(trainer, step, dataset, options):
     @partial(jax.jit, donate_argnums=0)
     def loop(ts, data, order, valid):
         def body(i, ts):
-            return step(ts, jax.tree.map(lambda a: a[order[i]], data), valid[i])
+            return step(ts, jax.tree.map(lambda a: a[order[i]], data), valid[i])[0]
 
         return jax.lax.fori_loop(0, len(order), body, ts)
 

@@ -13,8 +13,7 @@ from training.fit import recipe_of
 from training.optimizers import adamw
 from training.programs import Program, loops_are_slow, over_batch, platform_options
 from training.replicas import first_state, first_weights
-from training.trainer import SEED, train_functions
-from training.update import zero_sums
+from training.trainer import SEED, training_step
 
 # The environment of a process with 8 simulated devices.
 SIMULATED = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
@@ -26,8 +25,7 @@ class Step(NamedTuple):
     make: Any  # seed -> the first TrainState
     carry: Any  # the shapes of that TrainState
     batch: Any  # the shapes of (x, y)
-    run: Any  # (const, carry, batch, valid) -> carry
-    report: Any
+    run: Any  # (const, carry, batch, valid) -> (carry, row)
     looped: bool  # whether it may run inside a compiled loop
 
 
@@ -45,11 +43,10 @@ def step_of(model, shape, batch, precision="float32", tokens=False):
 
     def make(seed):
         params, state = first_weights(model, seed)
-        sums = zero_sums(objective, params, state, pair, freeze=True)
-        return jax.tree.map(jnp.copy, first_state(update, params, state, seed)._replace(sums=sums))
+        return first_state(update, params, state, seed)
 
-    step, report = train_functions(recipe, not looped)
-    return Step(make, jax.eval_shape(make, SEED), pair, step, report, looped)
+    step = training_step(recipe, {"loss": "MEAN"}, unroll=not looped)
+    return Step(make, jax.eval_shape(make, SEED), pair, step, looped)
 
 
 def program_of(step, options, sharding=None):
@@ -58,7 +55,7 @@ def program_of(step, options, sharding=None):
     plan = Plan(make_mesh(options), sharding)
     shardings = plan.of_state(step.carry)
     program = Program(
-        over_batch(step.run, step.report),
+        over_batch(step.run),
         plan.whole,
         "train",
         options=platform_options(),

@@ -7,10 +7,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from file_io import lines_of, parse_json, read_json
 from search.sweep_folder import with_values
 from training.checkpoint import storage
 from training.checkpoint.retention import EVALUATOR, Kept, measured, protect
+from training.rows import GOOD
 from training.runs.divergence import advice, description_of_bad_step
 from training.runs.folder import FINISHED, plain, write_json
 from training.update import bad_leaf_name
@@ -40,18 +43,13 @@ class EachTrial:
     def on_resume(self, run, point):
         self.failed = failed_in(point.record)
 
-    def on_values(self, run, name, values):
-        if name == "train":
-            self.note_failures(run)
-
-    def on_stop(self, run):  # perhaps within an epoch
-        self.note_failures(run)
-
-    def note_failures(self, run):
-        for replica, sums in enumerate(run.trainer.sums() if self.may_fail else ()):
-            if sums["bad_steps"] and replica not in self.failed:
-                step, leaf = int(sums["first_bad"]), int(sums["bad_leaf"])
-                what = bad_leaf_name(run.trainer.replica_states()[0].params, leaf)
+    def on_chunk(self, run, report):
+        for replica, rows in enumerate(report.rows if self.may_fail else ()):
+            bad = np.flatnonzero(rows["bad"] != GOOD)
+            if len(bad) and replica not in self.failed:
+                step = run.step - report.steps + int(bad[0])
+                params = run.trainer.replica_states()[0].params
+                what = bad_leaf_name(params, int(rows["bad"][bad[0]]))
                 self.failed[replica] = step, description_of_bad_step(step + 1, run.epoch, what)
 
     def on_epoch_end(self, run):

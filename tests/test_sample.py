@@ -31,7 +31,7 @@ def test_the_sample_learns_mnist():
     run = train(f"data.args.dir={os.environ['MNIST_DIR']}", "data.args.offline=error")
     assert sum(leaf.size for leaf in jax.tree.leaves(run.params)) == 13_810
     assert run.history[0]["test_accuracy"] > 0.85
-    assert run.trainer.feeds["train"].looped  # none of its convolutions is slow in a loop
+    assert run.trainer.looped  # none of its convolutions is slow in a loop
 
 
 @pytest.mark.torture

@@ -142,7 +142,7 @@ class TrainState(NamedTuple):
     state: dict
     opt: dict
     ema: dict | None  # averaged params, or None without them
-    sums: dict  # metric accumulators of the epoch and of the log line, counters of bad steps
+    halted: jax.Array  # whether a step was not finite, so that all later ones are refused
     lr_scale: jax.Array  # multiplies every update; a callback may lower it
 
     def evaluated(self):

@@ -2,8 +2,9 @@
 batches are streamed.
 
 Both feeds have `shapes` (of one batch), `steps` (in an epoch; None if unknown), `nbytes` (on the
-device) and `waited` (seconds spent waiting for batches). `program(name, step, report, fori_loop,
-shardings)` makes the program for a step (`fori_loop` is None for one step per call), and `specs()`
+device) and `waited` (seconds spent waiting for batches). `program(name, step, fori_loop, capacity,
+shardings)` makes the program for a step (`fori_loop` is None for one step per call; a call takes
+at most `capacity` steps), and `specs()`
 returns the specs of its arguments after the constants and the carry. `begin(epoch, start)` goes to
 a batch of an epoch, `calls(count)` yields the arguments of the calls that take up to `count`
 batches, `batch(epoch, position)` returns an earlier batch, and `close()` ends the feed. With
@@ -22,7 +23,7 @@ import numpy as np
 
 from data_loader.base import Arrays, has_items, length
 from data_loader.loader import batches, collate, epoch_order, in_epoch, padded, prefetch
-from training.programs import over_batch, over_rows
+from training.programs import over_batch, over_orders
 from utils import UserError
 
 logger = logging.getLogger("main")
@@ -53,10 +54,11 @@ class Resident:
         valid = jax.ShapeDtypeStruct((self.batches,), jnp.int32, sharding=self.replicas.plan.whole)
         return self.data, order, valid, number, number
 
-    def program(self, name, step, report, fori_loop, shardings=None):
+    def program(self, name, step, fori_loop, capacity, shardings=None):
         """The program that takes many steps in one call, by a `fori_loop`, or one."""
-        self.looped, axes = fori_loop is not None, (0, 0, None, 0, None, None, None)
-        function = over_rows(step, report, self.replicas.plan.batch(), fori_loop)
+        self.capacity = capacity if fori_loop else 1
+        axes = 0, 0, None, 0, None, None, None
+        function = over_orders(step, self.replicas.plan.batch(), fori_loop, capacity)
         return self.replicas.program(name, function, axes, shardings)
 
     def begin(self, epoch, start=0):
@@ -64,16 +66,16 @@ class Resident:
         drawn = epoch_orders(self.size, self.options, self.replicas, self.shuffle, epoch)
         self.orders = self.replicas.put_orders([order for order, _ in drawn])
         self.valid = self.replicas.plan.put(drawn[0][1])
-        self.row = start
+        self.next = start
 
     def calls(self, count):
         """(the arguments for each lane, batches taken) of each call."""
-        end = min(self.row + count, self.steps)
-        while self.row < end:
-            taken = end - self.row if self.looped else 1
-            rows = np.int32(self.row), np.int32(taken)
-            yield [(self.data, order, self.valid, *rows) for order in self.orders], taken
-            self.row += taken
+        end = min(self.next + count, self.steps)
+        while self.next < end:
+            taken = min(end - self.next, self.capacity)
+            which = np.int32(self.next), np.int32(taken)
+            yield [(self.data, order, self.valid, *which) for order in self.orders], taken
+            self.next += taken
 
     def batch(self, epoch, position):
         """(batch, count of genuine examples) of each replica at a position of an epoch, on the
@@ -119,10 +121,10 @@ class Streamed:
         ready = ((put_batch(batch, size), np.int32(valid)) for batch, size, valid in source)
         return prefetch(ready, self.options.prefetch)
 
-    def program(self, name, step, report, _fori_loop, shardings=None):
+    def program(self, name, step, _fori_loop, _capacity, shardings=None):
         """The program that takes one step per call."""
         axes = (0, 0, 0, None)
-        return self.replicas.program(name, over_batch(step, report), axes, shardings)
+        return self.replicas.program(name, over_batch(step), axes, shardings)
 
     def begin(self, epoch, start=0):
         """Read an epoch from its batch `start` on."""
@@ -244,18 +246,18 @@ class UserBatches:
     `start_at(epoch, batch)`, which goes to a batch."""
 
     def __init__(self, iterable, replicas):
-        self.iterable, self.replicas, self.rows = iterable, replicas, None
+        self.iterable, self.replicas, self.nexts = iterable, replicas, None
         self.seekable = hasattr(iterable, "start_at")
 
     def __call__(self, epoch, start):
         whole = self.iterable.start_at(epoch, start) if self.seekable else self.iterable
-        for batch, valid in padded(whole, self.rows, start if self.seekable else 0):
+        for batch, valid in padded(whole, self.nexts, start if self.seekable else 0):
             # Remembered, since a resumed epoch may begin at its last, short batch.
-            self.rows = len(jax.tree.leaves(batch)[0])
+            self.nexts = len(jax.tree.leaves(batch)[0])
             if jax.process_count() > 1:  # the loader of each process yields the same whole batches
-                own = self.replicas.rows(self.rows)
+                own = self.replicas.rows(self.nexts)
                 batch = jax.tree.map(lambda a, own=own: a[own], batch)
-            yield [batch] * len(self.replicas.seeds), self.rows, valid
+            yield [batch] * len(self.replicas.seeds), self.nexts, valid
 
 
 def drawn_batches(dataset, options, replicas, shuffle, epoch, start):

@@ -157,8 +157,8 @@ def evaluate(
     with closing(trainer_of(recipe, sets)) as trainer:
         check_weights(trainer.weight_specs, (params, state))
         weights = trainer.replicas.stack([trainer.put_weights((params, state))])
-        tallies = trainer.evaluate("test", weights=weights, step=step or 0)
-        values = recipe.reader().values("test", tallies)
+        sums = trainer.evaluate("test", weights=weights, step=step or 0)
+        values = recipe.reader().values("test", sums)
     return {name.removeprefix("test_"): value for name, value in values.items()}
 
 
@@ -290,7 +290,7 @@ def metric_log(recipe, folder, record, checkpoint):
         drawn = [PictureFiles()] if recipe.callbacks else []
         publish = Publisher([*options.trackers, *drawn], about)
     keep_going = recipe.checkpoint.on_write_error == "go_on"
-    return MetricLog(folder, options, publish, keep_going=keep_going, ring=recipe.metric_plan.ring)
+    return MetricLog(folder, options, publish, keep_going=keep_going)
 
 
 def check_run(recipe, folder, resume, watchers):

@@ -6,13 +6,13 @@ import time
 from collections import deque
 from contextlib import suppress
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
+from training.rows import GOOD
 from training.run import examples_of
-from training.update import first_bad_step
 from training.watchers import SAVES, Ahead, Report, Snapshot, check_watchers, reply_of, steps_left
 from utils import RunError, first_line
 
@@ -22,13 +22,13 @@ CHUNK_SECONDS = 0.5  # of work in a chunk; a signal ends the run after at most t
 
 
 class Chunk(NamedTuple):
-    """Steps that were sent to the device and whose sums have not been read yet."""
+    """Steps that were sent to the device and whose rows have not been read yet."""
 
     steps: int
     position: int  # in the epoch, after these steps
-    sums: Any  # on the device
+    calls: list  # the calls of programs, with their rows on the device
     due: tuple  # the watchers that must see the run after these steps
-    previous_line: int | None  # the position of the last log line, if one ends with these steps
+    line: bool  # whether a log line ends with these steps
     sending: tuple  # what the clock measured while they were sent
 
 
@@ -44,10 +44,9 @@ class Loop:
         self.planners = [w for w in watchers if hasattr(w, "steps_left") or hasattr(w, "overdue")]
         self.state_watchers = [w for w in watchers if hasattr(w, "needs_state")]
         self.in_epochs = recipe.sets_in_epochs(self.trainer.feeds)  # the sets to evaluate there
-        self.in_flight = deque()  # the Chunks whose sums have not been read yet
+        self.in_flight = deque()  # the Chunks whose rows have not been read yet
         self.pace = 1  # steps that take CHUNK_SECONDS, as measured; it at most doubles per chunk
         self.agreed_pace = 1  # the pace of all processes; also of evaluations, in batches
-        self.sums = None  # of the last chunk that was read in this epoch
         self.elapsed = 0.0  # seconds of this epoch before the run was resumed
         self.resumed_at = 0  # the position in the epoch from which it was resumed, or went back to
         self.underway = False  # whether the states on the device belong to the run
@@ -92,12 +91,13 @@ class Loop:
         self.notify("on_epoch_start")
         if run.stopped and not run.position:
             return  # an epoch in progress returns below, after its metrics are cleared
+        if not run.position:
+            run.sums = self.trainer.training_sums()
         self.trainer.begin(run.epoch, run.position)
         if self.trainer.prepare():
             self.notify("on_compiled")
-        before = self.trainer.sums() if run.position else []
-        self.resumed_at, self.sums = run.position, None
-        self.clock.start_training(examples_of(before), examples_of(before, "window"))
+        self.resumed_at = run.position
+        self.clock.start_training(examples_of(run.sums.epoch), examples_of(run.sums.line))
         for report in self.chunks():
             went_back = self.notify("on_chunk", report)
             if went_back:
@@ -127,17 +127,15 @@ class Loop:
         while steps and not run.stopped:
             count, due, at_once = self.next_chunk(ahead)
             before = self.clock.now()
-            steps, sums = self.trainer.train(count)
+            steps, calls = self.trainer.train(count)
             if steps:
                 sending = self.clock.sent(before)
                 position = ahead.position + steps
                 due = due if steps == count else at_once
                 line = any(getattr(watcher, "ends_line", False) for watcher in due)
-                previous = ahead.line_position if line else None
-                self.in_flight.append(Chunk(steps, position, sums, due, previous, sending))
+                self.in_flight.append(Chunk(steps, position, calls, due, line, sending))
                 ahead = ahead._replace(step=ahead.step + steps, position=position)
                 if line:
-                    self.trainer.new_window()
                     ahead = ahead._replace(line_position=position, line_time=time.monotonic())
                 state_needed = any(w.needs_state(w in due, line) for w in self.state_watchers)
             unread = 1 if steps and not state_needed else 0  # chunks that may stay in flight
@@ -166,37 +164,41 @@ class Loop:
 
     def settled(self, chunk):
         """Wait for a chunk and return its Report."""
-        run = self.run
-        sums = self.sums = self.trainer.read(chunk.sums)
+        run, first = self.run, self.run.step
+        rows = self.trainer.read(chunk.calls)
         measured = round(CHUNK_SECONDS * chunk.steps / self.clock.done(chunk.sending))
         self.pace = max(1, min(measured, 2 * self.pace))
         run.step, run.position = run.step + chunk.steps, chunk.position
-        bad, throughput = first_bad_step(sums), None
-        if chunk.previous_line is not None and not bad:
-            windows = [s["window"] for s in sums]
-            run.each_step = self.single_steps(sums, chunk.previous_line)
-            run.metrics = self.reader.values("train", windows) | self.learning_rates(run.step)
+        bad, throughput = None, None
+        if self.trainer.halts:
+            rows, bad = until_bad(rows, first)
+        run.sums.add(rows)
+        if chunk.line and not bad:
+            run.each_step = self.single_steps()
+            line = run.sums.line
+            run.metrics = self.reader.values("train", line) | self.learning_rates(run.step)
+            steps = run.position - max(run.line_position, self.resumed_at)
+            throughput = self.clock.new_line(steps, examples_of(line))
             run.line_position = run.position
-            steps = run.position - max(chunk.previous_line, self.resumed_at)
-            throughput = self.clock.new_line(steps, examples_of(sums, "window"))
-        return Report(chunk.steps, sums, bad, chunk.due, throughput)
+            run.sums.new_line()
+        return Report(chunk.steps, rows, bad, chunk.due, throughput)
 
-    def single_steps(self, sums, since):
-        """{name: array} of the values of each step since a position; {} if they are not kept."""
-        count = self.run.position - since
-        if not self.recipe.metric_plan.ring or not count:
+    def single_steps(self):
+        """{name: array} of the values of each step since the last log line; {} if they are not
+        kept, or there is none."""
+        run, count = self.run, self.run.position - self.run.line_position
+        if not run.sums.per_step or not count:
             return {}
-        steps = np.arange(self.run.step - count, self.run.step)
-        return {"step": steps + 1} | self.reader.each_step([s["ring"] for s in sums], steps)
+        steps = np.arange(run.step - count, run.step) + 1
+        return {"step": steps} | self.reader.each_step(run.sums.modes["line"], run.sums.rows)
 
     def end_of_training(self):
         """{metric: value} of the epoch's training."""
-        run, sums = self.run, self.sums or self.trainer.sums()
-        run.each_step = self.single_steps(sums, run.line_position)
+        run, sums = self.run, self.run.sums.epoch
+        run.each_step = self.single_steps()
         self.clock.end_training(run.position - self.resumed_at, examples_of(sums))
-        tallies = [s["epoch"] for s in (self.trainer.sums() if self.trainer.concat_rows else sums)]
-        run.arrays |= self.reader.arrays("train", tallies)
-        run.metrics = self.reader.values("train", tallies) | self.learning_rates(run.step)
+        run.arrays |= self.reader.arrays("train", sums)
+        run.metrics = self.reader.values("train", sums) | self.learning_rates(run.step)
         self.notify("on_values", "train", run.metrics)
         return run.metrics
 
@@ -212,12 +214,12 @@ class Loop:
                 self.notify(f"on_{kind}_start")
             for name in members:
                 when = run.epoch, run.step if step is None else step
-                tallies = trainer.evaluate(name, self.agreed_pace, self.interrupted, weights, *when)
-                if tallies is None:
+                sums = trainer.evaluate(name, self.agreed_pace, self.interrupted, weights, *when)
+                if sums is None:
                     return None
-                named = self.reader.values(name, tallies)
+                named = self.reader.values(name, sums)
                 run.metrics = run.metrics | named
-                run.arrays |= self.reader.arrays(name, tallies)
+                run.arrays |= self.reader.arrays(name, sums)
                 run.evaluated.append(name)
                 self.notify("on_values", name, named)
             if members:
@@ -241,7 +243,7 @@ class Loop:
         are saved."""
         run = self.run
         if run.position and self.is_over():
-            values = self.reader.values("train", [sums["epoch"] for sums in self.trainer.sums()])
+            values = self.reader.values("train", run.sums.epoch)
             if (evaluated := self.evaluate(self.in_epochs)) is not None:
                 run.metrics = values | evaluated
                 row = {"epoch": run.epoch, "step": run.step, "final": "the last weights"}
@@ -343,7 +345,8 @@ class Loop:
         record = self.run.record(self.clock.elapsed())
         for watcher in self.watchers:
             record |= watcher.memory() if hasattr(watcher, "memory") else {}
-        return Snapshot(self.trainer.snapshot(), record)
+        sums = self.run.sums.trees() if self.run.position else None
+        return Snapshot(self.trainer.snapshot(), record, sums)
 
     def close(self):
         """Close all watchers, also if one is interrupted. Return False if one is stuck."""
@@ -380,3 +383,15 @@ class Loop:
         except (Exception, SystemExit) as second:
             with suppress(Exception):
                 logger.warning("The state could not be saved: %s", first_line(second))
+
+
+def until_bad(rows, step):
+    """(the rows of each replica before its first step that was not finite; (step, number of the
+    leaf) of the first such step, or None). The first of the rows is that of `step`."""
+    kept, bad = [], []
+    for own in rows:
+        each = np.flatnonzero(own["bad"] != GOOD)[:1]
+        bad += [(step + int(i), int(own["bad"][i])) for i in each]
+        end = each[0] if len(each) else None
+        kept.append(jax.tree.map(lambda a, end=end: a[:end], own))
+    return kept, min(bad, default=None)

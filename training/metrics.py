@@ -142,7 +142,7 @@ class MetricPlan(NamedTuple):
     rules: Mapping = MappingProxyType({})  # {label: Tracked}; all others are a MEAN in every line
     hidden: frozenset = frozenset()  # labels that are measured for callbacks alone
     needs: frozenset = frozenset()  # which of NEEDS are measured
-    ring: int = 0  # how many steps are kept one by one; 0: none
+    per_step: bool = False  # whether the values of single steps are reported
 
     def modes(self, labels, phase, freq):
         """{label: mode} of what is measured in a phase, for log lines of a freq."""
@@ -172,13 +172,11 @@ class MetricPlan(NamedTuple):
         mode = self.rules[label].mode if label in self.rules else None
         return label in self.hidden or mode == "CONCAT"
 
-    def extras(self, params):
-        """{norm: its shape} of what is measured at every step; `_leaves` has one norm per leaf."""
-        shapes = {name: () for name in NORMS if name in self.needs}
-        if "leaf_statistics" in self.needs:
-            count = len(jax.tree.leaves(params))
-            shapes |= {f"{name}_leaves": (count,) for name in NORMS}
-        return shapes
+    @property
+    def norms(self):
+        """The names of the norms of a step; with `_leaves`, it has one per leaf."""
+        leaves = [f"{name}_leaves" for name in NORMS] if "leaf_statistics" in self.needs else []
+        return [*(name for name in NORMS if name in self.needs), *leaves]
 
 
 def covers(phase, other):

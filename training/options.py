@@ -204,7 +204,8 @@ class LoggingOptions:
 
     every_steps: CountOrZero = 50  # steps between two log lines; 0: not by steps
     every_seconds: Annotated[int | float, nonnegative] = 0  # 0: not by time
-    log_all: bool = False  # also log the values of every single step, which are written in blocks
+    # also log the values of every single step, which are written with the next log line
+    log_all: bool = False
     learning_rate: bool = True  # log the learning rate
     gradient_norm: bool = False  # log the norm of the gradient
     parameter_norm: bool = False  # log the norm of the weights

@@ -1,10 +1,11 @@
 """The compiled programs of a run. Each is compiled once, before or at its first call; a call with
 other shapes is then an error, not a second compilation.
 
-A step is step(const, carry, batch, valid) -> carry. In training the carry is the TrainState; in
-evaluation it is the tally, and the constants are the params and state. A program returns (carry,
-report): the carry is donated to the next call, the report is a copy of what the host reads. The
-spec of an array is a jax.ShapeDtypeStruct: its shape, its type and, where it matters, its sharding.
+A step is step(const, carry, batch, valid) -> (carry, row). In training the carry is the TrainState;
+in evaluation it is the number of examples so far, and the constants are the params and state. A
+program returns (carry, rows): the carry is donated to the next call, and the host reads the rows,
+one for each step (training/rows.py). The spec of an array is a jax.ShapeDtypeStruct: its shape, its
+type and, where it matters, its sharding.
 
 Programs compile in threads, several at the same time. They are traced in the calling thread, since
 JAX's settings belong to a thread.
@@ -51,7 +52,7 @@ CUT_HEADS = (
 class Program:
     """A function that is compiled once, with its second argument, the carry, donated.
 
-    `whole` is the sharding of its report, and of the carry unless `shardings` are given; `name` is
+    `whole` is the sharding of its rows, and of the carry unless `shardings` are given; `name` is
     the set over which it runs; `arguments` are the names of its arguments if the function's
     signature does not show them; `options` are XLA's; `pool` is a ThreadPoolExecutor that compiles.
     """
@@ -200,33 +201,39 @@ def platform_options():
     return CPU_OPTIONS if jax.default_backend() == "cpu" else None
 
 
-def over_rows(step, report, sharding, fori_loop):
-    """The function that takes a step on each of `count` batches, by a `fori_loop` that begins at
-    the row `start`, or on one batch if that is None. A row holds the indices of a batch, gathered
-    on the device."""
+def over_orders(step, sharding, fori_loop, capacity):
+    """The function that takes a step on each of `count` batches, at most `capacity`, by a
+    `fori_loop` that begins at the batch `start`, or on one batch if that is None. An order holds
+    the indices of each batch, which is gathered on the device."""
 
-    def one(const, carry, data, order, valid, row):
-        batch = jax.tree.map(lambda a: a[order[row]], data)
-        batch = jax.lax.with_sharding_constraint(batch, sharding)
-        return step(const, carry, batch, valid[row])
+    def one(const, carry, data, order, valid, i):
+        batch = jax.tree.map(lambda a: a[order[i]], data)
+        if sharding:
+            batch = jax.lax.with_sharding_constraint(batch, sharding)
+        return step(const, carry, batch, valid[i])
 
     def loop(const, carry, data, order, valid, start, count):
-        take = lambda i, carry: one(const, carry, data, order, valid, i)  # noqa: E731
-        carry = fori_loop(start, start + count, take, carry)
-        return carry, report(carry)
+        _, like = jax.eval_shape(one, const, carry, data, order, valid, start)
+        rows = jax.tree.map(lambda a: jnp.zeros((capacity, *a.shape), a.dtype), like)
+
+        def take(i, both):
+            carry, row = one(const, both[0], data, order, valid, i)
+            put = lambda rows, new: rows.at[i - start].set(new)  # noqa: E731
+            return carry, jax.tree.map(put, both[1], row)
+
+        return fori_loop(start, start + count, take, (carry, rows))
 
     def single(const, carry, data, order, valid, start, _count):
-        carry = one(const, carry, data, order, valid, start)
-        return carry, report(carry)
+        return as_rows(*one(const, carry, data, order, valid, start))
 
     return loop if fori_loop else single
 
 
-def over_batch(step, report):
+def over_batch(step):
     """The function that takes a step on one batch from the host."""
+    return lambda const, carry, batch, valid: as_rows(*step(const, carry, batch, valid))
 
-    def single(const, carry, batch, valid):
-        carry = step(const, carry, batch, valid)
-        return carry, report(carry)
 
-    return single
+def as_rows(carry, row):
+    """The result of a program that takes one step: its row has a first axis of length 1."""
+    return carry, jax.tree.map(lambda a: a[None], row)

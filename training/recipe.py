@@ -30,7 +30,6 @@ from utils import UserError, made_by, parameters_of
 # What the factory of an objective takes, and the function that it returns.
 FACTORY_TAKES = ("model", "loss", "metrics", "preprocess", "augment")
 OBJECTIVE_TAKES = ("params", "state", "batch", "key", "train")
-RING = 1024  # the most steps between two log lines whose values are kept one by one
 
 
 class Recipe(NamedTuple):
@@ -61,7 +60,7 @@ class Recipe(NamedTuple):
         return self.rebuild(numbers) if numbers else self
 
     def reader(self, trainer=None):
-        """The Reader of tallies; for norms of single leaves it needs the names from the trainer."""
+        """The Reader of sums; for norms of single leaves it needs the names from the trainer."""
         leaves = trainer.leaf_names if trainer else ()
         return Reader(self.objective.finish, self.metric_plan.hidden, leaves)
 
@@ -265,11 +264,10 @@ def plan_metrics(metrics, callbacks, logging):
             hidden.add(label)
     needs = {need for callback in callbacks for need in getattr(callback, "needs", ())}
     needs |= {need for need in NEEDS if getattr(logging, need, False)}
-    needs |= {"per_step"} if logging.log_all else set()
-    ring = min(logging.every_steps or RING, RING) if "per_step" in needs else 0
+    per_step = logging.log_all or "per_step" in needs
     # A rule without a function is for what the objective returns by itself.
     functions = {label: rule.function for label, rule in rules.items() if rule.function}
-    return functions, MetricPlan(rules, frozenset(hidden), frozenset(needs), ring)
+    return functions, MetricPlan(rules, frozenset(hidden), frozenset(needs), per_step)
 
 
 class MissingLoss(UserError):

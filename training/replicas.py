@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from training.base import TrainState
-from training.programs import Program, platform_options, quick
+from training.programs import Program, platform_options
 
 USER_BATCHES = "the batches of the data"  # what the error of another size names
 
@@ -27,6 +27,11 @@ class Replicas:
     def lanes(self):
         """The number of lanes."""
         return 1 if self.stacked else len(self.seeds)
+
+    @property
+    def shape(self):
+        """The shape of one number per replica of a lane."""
+        return (len(self.seeds),) if self.stacked else ()
 
     def stack(self, trees, shardings=None):
         """Turn one tree per replica into one per lane."""
@@ -62,23 +67,13 @@ class Replicas:
 
     def order_spec(self, batches, size):
         """The spec of the order of an epoch in a lane."""
-        rows = (len(self.seeds),) if self.stacked else ()
         sharding = self.plan.batch(1 + self.stacked)
-        return jax.ShapeDtypeStruct((*rows, batches, size), jnp.int32, sharding=sharding)
+        return jax.ShapeDtypeStruct((*self.shape, batches, size), jnp.int32, sharding=sharding)
 
     def shapes_of_one(self, lane):
         """The specs of one replica's part of a lane."""
         shape = lambda a: a.shape[1:] if self.stacked else a.shape  # noqa: E731
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct(shape(a), a.dtype), lane)
-
-    def start(self, make):
-        """The compiled function that makes for a lane the tree that `make` makes for a replica."""
-        rows = (len(self.seeds),) if self.stacked else ()
-
-        def zeros():
-            return jax.tree.map(lambda a: jnp.broadcast_to(a, (*rows, *jnp.shape(a))), make())
-
-        return quick(zeros, self.plan.whole)
 
     def program(self, name, function, axes, shardings=None):
         """The Program of a lane; `axes` says which arguments have an axis of replicas."""
@@ -100,7 +95,7 @@ def first_weights(model, seed):
 
 
 def first_state(update, params, state, seed):
-    """The TrainState before the first step, without its sums."""
+    """The TrainState before the first step."""
     opt, ema = update.init(params)
-    ts = TrainState(jnp.int32(0), seed, params, state, opt, ema, {}, jnp.float32(1))
+    ts = TrainState(jnp.int32(0), seed, params, state, opt, ema, jnp.bool(False), jnp.float32(1))
     return jax.tree.map(jnp.copy, ts)  # no two leaves of a donated tree may be the same buffer

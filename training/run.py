@@ -10,7 +10,7 @@ import numpy as np
 
 from training.base import unchanged
 from training.programs import quick
-from training.tally import results
+from training.rows import results_of_rows
 from utils import named_leaves
 
 SHOWN = 4  # values in repr(run)
@@ -37,6 +37,7 @@ class Run:
     each_step: dict = field(default_factory=dict)  # {name: array}: the steps since the last line
     evaluated: list = field(default_factory=list)  # the held-out sets evaluated in this epoch
     history: list = field(default_factory=list)  # one row per epoch
+    sums: Any = None  # the TrainingSums of the epoch in progress
     stopped: bool = False
     stopped_by: str | None = None  # the reason for the stop, for the log
     for_good: bool = False  # whether it must not be resumed, as after early stopping
@@ -106,7 +107,7 @@ class Run:
         # Earlier versions wrote null for what is not finite.
         values = record["metrics"].items()
         self.metrics = {name: float("nan") if v is None else v for name, v in values}
-        self.history = point.history
+        self.history, self.sums = point.history, point.sums or self.sums
         self.for_good = self.for_good or record["stopped"]
         self.stopped, self.budget_exhausted = bool(self.signal) or self.for_good, None
 
@@ -232,44 +233,45 @@ class LearningRates:
 
 
 class Reader(NamedTuple):
-    """Turns tallies into named values: `<set>_<metric>`, and norms under their own names."""
+    """Turns Sums into named values: `<set>_<metric>`, and norms under their own names."""
 
     finish: Any = unchanged  # the objective's: {metric: mean} -> {metric: reported value}
     hidden: frozenset = frozenset()  # labels that are measured for callbacks alone
     leaves: tuple = ()  # names of the params' leaves
 
-    def values(self, prefix, tallies):
-        """{"train_loss": ...} from the tally of each replica. With several replicas, that is their
+    def values(self, prefix, sums):
+        """{"train_loss": ...} from the Sums of each replica. With several replicas, that is their
         mean, and `train_loss/0`, ... are their values."""
-        read = [self.read(tally) for tally in tallies]
-        named = [{f"{prefix}_{k}": float(v) for k, v in logged.items()} for logged, _, _ in read]
-        return over_replicas(named) | mean_of([norms for _, _, norms in read])
+        read = [each.results() for each in sums]
+        named = [self.named(prefix, sums[0].modes, values) for values, _ in read]
+        named = [{name: float(value) for name, value in own.items()} for own in named]
+        return over_replicas(named) | mean_of([self.norms(norms) for _, norms in read])
 
-    def arrays(self, prefix, tallies):
+    def arrays(self, prefix, sums):
         """{"test_confusion": ...}: the values for callbacks alone, of the first replica."""
-        return {f"{prefix}_{label}": value for label, value in self.read(tallies[0])[1].items()}
+        values, _ = sums[0].results()
+        return {f"{prefix}_{label}": values[label] for label in self.aside(sums[0].modes)}
 
-    def each_step(self, rings, steps):
-        """{"train_loss": an array with one value per step} from the rings of each replica."""
-        rows = np.asarray(steps) % len(rings[0]["examples"])
-        rings = [jax.tree.map(lambda a: a[rows], ring) for ring in rings]
-        read = [self.read(ring, jax.vmap) for ring in rings]
-        named = [{f"train_{k}": np.asarray(v) for k, v in logged.items()} for logged, _, _ in read]
-        return over_replicas(named) | mean_of([norms for _, _, norms in read])
+    def each_step(self, modes, rows):
+        """{"train_loss": an array with one value per step} from the rows of each replica."""
+        read = [results_of_rows(modes, own) for own in rows]
+        named = [self.named("train", modes, values, jax.vmap) for values, _ in read]
+        named = [{name: np.asarray(value) for name, value in own.items()} for own in named]
+        return over_replicas(named) | mean_of([self.norms(norms) for _, norms in read])
 
-    def read(self, tally, over=lambda fn: fn):
-        """({name: number} to log, {label: array} for callbacks alone, {norm: its mean over the
-        steps})"""
-        values, norms = results(tally)
-        entries = tally["values"].items()
-        aside = {label for label, entry in entries if label in self.hidden or "CONCAT" in entry}
+    def named(self, prefix, modes, values, over=lambda fn: fn):
+        """{"train_loss": ...} of all results that are logged."""
+        aside = self.aside(modes)
         means = {k: value for k, value in values.items() if k not in aside and k != "loss"}
         finished = over(self.finish)(means) if means else {}
-        named, loss = {}, sum(jax.tree.leaves(values["loss"]))  # of terms with their own weights
-        for label, value in {"loss": loss, **finished}.items():  # the loss stays first
-            leaves = named_leaves({label: value}).items()
-            named |= {leaf.replace("/", "_"): array for leaf, array in leaves}
-        return named, {label: values[label] for label in aside}, self.norms(norms)
+        loss = sum(jax.tree.leaves(values["loss"]))  # of terms with their own weights
+        labels = {"loss": loss, **finished}  # the loss stays first
+        leaves = {k: v for label in labels for k, v in named_leaves({label: labels[label]}).items()}
+        return {f"{prefix}_{name.replace('/', '_')}": value for name, value in leaves.items()}
+
+    def aside(self, modes):
+        """The labels of values that are for callbacks alone, and never logged."""
+        return {k for k, mode in modes.items() if k in self.hidden or mode == "CONCAT"}
 
     def norms(self, norms):
         """{"gradient_norm": ..., "gradient_norm/head/bias": ...}"""
@@ -298,6 +300,6 @@ def mean_of(replicas):
     return {name: value if np.ndim(value) else float(value) for name, value in means.items()}
 
 
-def examples_of(sums, part="epoch"):
-    """How many examples all replicas have seen, in this epoch or since the last log line."""
-    return sum(int(s[part]["examples"]) for s in sums)
+def examples_of(sums):
+    """How many examples all replicas have seen, from the Sums of each."""
+    return sum(each.examples for each in sums)

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from training import tally
 from training.base import key_data
 from training.feed import make_feeds
 from training.gradient import check_per_example
@@ -23,17 +22,13 @@ from training.metrics import phase_of
 from training.objective import shapes_of_values
 from training.programs import loops_are_slow, quick
 from training.replicas import Replicas, as_inputs, first_state, first_weights
-from training.update import (
-    accepting,
-    first_not_finite,
-    genuine,
-    made_floats,
-    read_of,
-    zero_sums,
-)
+from training.rows import Sums, TrainingSums, row_of_batch
+from training.update import accepting, first_not_finite, genuine, made_floats
 from utils import RunError, UserError, named_leaves
 
 SEED = jax.ShapeDtypeStruct((), jnp.uint32)
+# The most rows of a call, and the bytes of a call's rows: they are zeroed and read at every call.
+MOST_ROWS, ROW_BYTES = 8192, 2**20
 
 
 class Trainer:
@@ -44,6 +39,7 @@ class Trainer:
     def __init__(self, recipe, sets, stacked=None, explain=None):
         options, self.plan = recipe.training, recipe.plan.on_devices()
         self.recipe, self.pool = recipe, ThreadPoolExecutor(2, "compile")
+        self.halts = options.on_nonfinite != "skip"
         self.replicas = Replicas(recipe.seeds, self.plan, self.pool, stacked)
         self.numbers = [as_inputs(numbers) for numbers in recipe.varied_numbers]  # of each replica
         self.lane_numbers = self.replicas.joined(self.numbers)
@@ -58,6 +54,7 @@ class Trainer:
             self.close()
             raise
         self.rate_scale, self.states = 1.0, []
+        self.error = None  # of the data, to be raised before the next step
         self.first_not_finite = quick(first_not_finite)
         # The latest snapshot, whose memory the next one reuses: new memory costs 4 times the copy.
         self.copies = []
@@ -94,64 +91,58 @@ class Trainer:
         }
         first = next(iter(values.values()))
         self.metric_shapes = {label: tree for label, tree in first.items() if label != "loss"}
+        # Of each set: the modes of what is measured, and a row as shapes.
+        self.modes, self.rows = {}, {}
         if self.feed:
             self.make_training_program(values["train"])
-        loop = jax.lax.fori_loop if self.looped else None
-        self.evaluation_programs, self.empty_tallies = {}, {}
+        loop, self.evaluation_programs = jax.lax.fori_loop if self.looped else None, {}
         for name in [name for name in feeds if name != "train"]:
-            functions = evaluation_functions(recipe, name)
-            self.evaluation_programs[name] = feeds[name].program(name, *functions, loop)
-            self.empty_tallies[name] = self.empty_tally(name, values[name])
+            modes = recipe.metric_plan.modes(values[name], phase_of(name), "EPOCH")
+            self.modes[name], self.rows[name] = modes, row_spec(modes, values[name])
+            step = evaluation_step(recipe, name, modes)
+            capacity = self.capacity(self.rows[name], feeds[name].steps)
+            self.evaluation_programs[name] = feeds[name].program(name, step, loop, capacity)
 
     def make_training_program(self, values):
-        """Make the program of the training step, and the functions that make the first state and
-        its sums; `values` are the shapes of the objective's values."""
+        """Make the program of the training step, and the function that makes the first state;
+        `values` are the shapes of the objective's values."""
         recipe, metric_plan, shapes = self.recipe, self.recipe.metric_plan, self.feed.shapes
         unroll, steps = not self.looped, self.feed.steps  # unroll microbatches where loops are slow
         self.passes = recipe.make_update(unroll, steps).passes
         metric_plan.check(values)
         check_per_example(values, jax.tree.leaves(shapes)[0].shape[0])
-        modes = metric_plan.modes(values, "TRAIN", "EPOCH")
-        self.concat_rows = rows_of("train", self.feed, modes)
-        freeze = recipe.training.on_nonfinite != "skip"
-        settings = {"freeze": freeze, "metric_plan": metric_plan, "rows": self.concat_rows}
-        zeros = partial(zero_sums, recipe.objective, *self.weight_specs, shapes, **settings)
 
         def make_state(params, state, seed, numbers):
-            """The TrainState of a replica with these numbers, without its sums."""
+            """The TrainState of a replica with these numbers."""
             update = recipe.with_numbers(numbers).make_update(unroll, steps)
             return first_state(update, params, state, seed)
 
-        self.zeros = self.replicas.start(zeros)
-        self.zero_window = lambda: self.zeros()["window"]
-        if self.concat_rows or metric_plan.ring:  # then all sums are much larger than a log line's
-            self.zero_window = self.replicas.start(lambda: zeros()["window"])
-        made = jax.eval_shape(make_state, *self.weight_specs, SEED, self.numbers[0])
-        self.make_state = quick(make_state, self.plan.of_state(made))
-        carry = made._replace(sums=jax.eval_shape(zeros))
+        carry = jax.eval_shape(make_state, *self.weight_specs, SEED, self.numbers[0])
+        self.make_state = quick(make_state, self.plan.of_state(carry))
+        of_epoch, of_line = (metric_plan.modes(values, "TRAIN", f) for f in ("EPOCH", "STEP"))
+        modes, norms = of_epoch | of_line, metric_plan.norms
+        row = row_spec(modes, values, dict.fromkeys(norms, self.leaf_names))
+        self.modes["train"], self.rows["train"] = {"epoch": of_epoch, "line": of_line}, row
+        step = training_step(recipe, modes, norms, unroll, steps)
         loop = jax.lax.fori_loop if self.looped else None
-        step, report = train_functions(recipe, unroll, steps)
         shardings = self.replicas.lanes_plan.of_state(carry)
-        self.program = self.feed.program("train", step, report, loop, shardings)
+        capacity = self.capacity(row, steps)
+        self.program = self.feed.program("train", step, loop, capacity, shardings)
 
-    def empty_tally(self, name, values):
-        """The function that makes the empty tally of a held-out set; `values` are the shapes of the
-        objective's values."""
-        feed, metric_plan = self.feeds[name], self.recipe.metric_plan
-        modes = metric_plan.modes(values, phase_of(name), "EPOCH")
-        if feed.steps is None:  # a callback cannot gather a set of unknown length
-            gathered = {k for k, mode in modes.items() if mode == "CONCAT"} & metric_plan.hidden
-            modes = {label: mode for label, mode in modes.items() if label not in gathered}
-        return self.replicas.start(partial(tally.empty, modes, values, rows_of(name, feed, modes)))
+    def capacity(self, row, steps):
+        """The most steps of a call that makes one such row for each."""
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(row))
+        return max(
+            1, min(MOST_ROWS, ROW_BYTES // size // len(self.replicas.seeds), steps or MOST_ROWS)
+        )
 
     def begin_to_compile(self):
         """Compile the training step, which takes longest, and the evaluations that are sure to be
         used, in threads."""
-        carry = self.states[0]._replace(sums=self.zeros())
-        self.program.begin(self.lane_numbers[0], carry, *self.feed.specs())
+        self.program.begin(self.lane_numbers[0], self.states[0], *self.feed.specs())
         consts = self.at(0, 0, self.weights())[0]
         for name in self.evaluated_early:
-            arguments = consts, self.empty_tallies[name](), *self.feeds[name].specs()
+            arguments = consts, self.no_examples(), *self.feeds[name].specs()
             self.evaluation_programs[name].begin(*arguments)
 
     def prepare(self):
@@ -198,7 +189,7 @@ class Trainer:
         """The name of the first array of a state that is not finite, or None. A step whose loss
         and gradients are finite can make one, if the optimizer or the statistics overflow."""
         for ts in self.replica_states():
-            number = int(self.first_not_finite(ts._replace(sums={})))
+            number = int(self.first_not_finite(ts))
             if number >= 0:
                 return made_floats(ts)[number][0]
         return None
@@ -238,64 +229,77 @@ class Trainer:
     def begin(self, epoch, start=0):
         """Begin an epoch of training, or resume it after its first `start` batches."""
         self.feed.begin(epoch, start)
-        if start == 0:
-            self.states = [ts._replace(sums=self.zeros()) for ts in self.states]
+
+    def training_sums(self):
+        """The TrainingSums before the first step of an epoch."""
+        replicas, per_step = len(self.replicas.seeds), self.recipe.metric_plan.per_step
+        return TrainingSums(self.modes["train"], self.rows["train"], replicas, per_step)
 
     def train(self, count):
-        """Take up to `count` steps, and return (how many were taken, the epoch's sums so far, on
-        the device)."""
-        return advance(self.feed, self.program, self.lane_numbers, self.states, count)
+        """Take up to `count` steps, and return (how many were taken, their calls). If the data
+        fails after some of them, its error is raised by the next call, so that no row is lost."""
+        if self.error:
+            raise self.error
+        calls = []
+        try:
+            advance(self.feed, self.program, self.lane_numbers, self.states, count, calls)
+        except Exception as error:
+            if not calls:
+                raise
+            self.error = error
+        return sum(steps for steps, _ in calls), calls
 
-    def new_window(self):
-        """Begin the sums of the next log line; the sums of the previous line are in its report."""
-        window = self.zero_window
-        self.states = [ts._replace(sums=ts.sums | {"window": window()}) for ts in self.states]
-
-    def read(self, reports):
-        """Wait for the sums, and return them as NumPy arrays, one tree per replica."""
-        return self.replicas.unstack(jax.device_get(reports))
-
-    def sums(self):
-        """All sums of the epoch so far, of each replica."""
-        return self.read([ts.sums for ts in self.states])
-
-    def zero_sums(self):
-        """The sums of one replica before its first step, on the host."""
-        return self.read([self.zeros()])[0]
+    def read(self, calls):
+        """Wait for the rows of calls, and return those of each replica, as NumPy arrays."""
+        own = [[] for _ in self.replicas.seeds]
+        for taken, lanes in jax.device_get(calls):
+            for replica, rows in enumerate(self.replicas.unstack(lanes)):
+                own[replica].append(jax.tree.map(lambda a, n=taken: a[:n], rows))
+        return [jax.tree.map(lambda *a: np.concatenate(a), *rows) for rows in own]
 
     def weights(self):
         """The (params, state) of each lane that are evaluated."""
         return [ts.evaluated() for ts in self.states]
 
     def evaluate(self, name, count=2**30, stopped=lambda: False, weights=None, epoch=0, step=0):
-        """The tally of a whole set by each replica, with `weights` (of each lane) or the current
+        """The Sums of a whole set by each replica, with `weights` (of each lane) or the current
         weights, which were trained for so many steps; None if `stopped` returns True between two
         calls of `count` batches. The randomness of a batch depends on the set, the epoch and the
         batch alone."""
-        consts, before, taken = self.at(epoch, step, weights or self.weights()), None, 1
+        consts, unread, taken = self.at(epoch, step, weights or self.weights()), None, 1
         self.feeds[name].begin(epoch=1)
-        tallies = [self.empty_tallies[name]() for _ in range(self.replicas.lanes)]
-        while taken:
-            program = self.evaluation_programs[name]
-            taken, reports = advance(self.feeds[name], program, consts, tallies, count)
-            jax.block_until_ready(before)  # while the next batches compute
-            before = reports
+        carries = [self.no_examples() for _ in range(self.replicas.lanes)]
+        sums = self.evaluation_sums(name)
+        while taken or unread:
+            program, calls = self.evaluation_programs[name], []
+            taken = advance(self.feeds[name], program, consts, carries, count, calls)
+            for each, rows in zip(sums, self.read(unread) if unread else (), strict=False):
+                each.add(rows)  # while the next batches compute
+            unread = calls
             if taken and stopped():
                 return None
-        return self.read(tallies)
+        return sums
 
     def try_out(self, name):
         """Evaluate one batch of a set, so that an error is found before hours of training."""
         self.feeds[name].begin(epoch=1)
-        tallies = [self.empty_tallies[name]() for _ in range(self.replicas.lanes)]
+        carries = [self.no_examples() for _ in range(self.replicas.lanes)]
         consts = self.at(0, 0, self.weights())
-        advance(self.feeds[name], self.evaluation_programs[name], consts, tallies, 1)
-        return self.read(tallies)
+        advance(self.feeds[name], self.evaluation_programs[name], consts, carries, 1, [])
+        jax.block_until_ready(carries)
+
+    def evaluation_sums(self, name):
+        """The Sums of no batch of a set, of each replica."""
+        return [Sums(self.modes[name], self.rows[name]) for _ in self.replicas.seeds]
+
+    def no_examples(self):
+        """The number of examples before an evaluation, of a lane."""
+        return self.plan.put(np.zeros(self.replicas.shape, np.int32))
 
     def at(self, epoch, step, weights):
         """What is constant in an evaluation, for each lane: (params, state, epoch, step,
         numbers)."""
-        shape = len(self.replicas.seeds) if self.replicas.stacked else ()
+        shape = self.replicas.shape
         when = np.full(shape, epoch, np.int32), np.full(shape, step, np.int32)
         return [(*lane, *when, own) for lane, own in zip(weights, self.lane_numbers, strict=True)]
 
@@ -306,56 +310,59 @@ class Trainer:
         self.pool.shutdown(wait=False, cancel_futures=True)
 
 
-def advance(feed, program, consts, carries, count):
-    """Drive the carries, in place, over up to `count` batches of a set: (batches taken,
-    reports)."""
-    taken, reports = 0, [None] * len(carries)
+def advance(feed, program, consts, carries, count, calls):
+    """Drive the carries, in place, over up to `count` batches of a set, and return how many there
+    were. To `calls`, (batches, the rows of each lane) is appended for each call of the program."""
+    taken = 0
     for lanes, steps in feed.calls(count):
+        rows = [None] * len(carries)
         for lane, arguments in enumerate(lanes):
-            carries[lane], reports[lane] = program(consts[lane], carries[lane], *arguments)
+            carries[lane], rows[lane] = program(consts[lane], carries[lane], *arguments)
+        calls.append((steps, rows))
         taken += steps
-    return taken, reports
+    return taken
 
 
-def train_functions(recipe, unroll, steps=1):
-    """(step, report), the functions of the training program, for `steps` steps in an epoch. The
-    constants are the replica's numbers, the carry is the TrainState, and the report is taken from
-    its sums."""
+def row_spec(modes, values, norms=None):
+    """The shapes of a row of these values; in training, with the `norms` {name: its leaves}."""
+    mask = jax.ShapeDtypeStruct((jax.tree.leaves(values)[0].shape[0],), bool)
+    row = jax.eval_shape(partial(row_of_batch, modes), values, mask)
+    if norms is None:
+        return row
+    number = jax.ShapeDtypeStruct((), jnp.int32)
+    shapes = {
+        name: jax.ShapeDtypeStruct((len(leaves),) if name.endswith("_leaves") else (), jnp.float32)
+        for name, leaves in norms.items()
+    }
+    return row | {"steps": number, "bad": number, "norms": shapes}
+
+
+def training_step(recipe, modes, norms=(), unroll=False, steps=1):
+    """The step of the training program, for `steps` steps in an epoch. The constants are the
+    replica's numbers, the carry is the TrainState; `modes` and `norms` say what a row holds."""
+    halts = recipe.training.on_nonfinite != "skip"
 
     def step(numbers, ts, batch, valid):
         update = recipe.with_numbers(numbers).make_update(unroll, steps)
-        return accepting(update.step)(ts, batch, valid)
+        return accepting(update.step, modes, norms, halts)(ts, batch, valid)
 
-    return step, lambda ts: read_of(ts.sums)
+    return step
 
 
-def evaluation_functions(recipe, name):
-    """(step, report), the functions of the program that evaluates a set. The constants are (params,
-    state, epoch, step, numbers), the carry is the tally. The random key is a function of the set,
-    the epoch and the number of examples before the batch."""
+def evaluation_step(recipe, name, modes):
+    """The step of the program that evaluates a set. The constants are (params, state, epoch, step,
+    numbers), the carry is the number of examples before the batch, and the random key is a function
+    of the set, the epoch and that number."""
     set_key = zlib.crc32(name.encode())
 
     def step(consts, seen, batch, valid):
         *weights, epoch, trained, numbers = consts
         key = jax.random.fold_in(jax.random.key(set_key), epoch)
-        key = jax.random.fold_in(key, seen["examples"])
+        key = jax.random.fold_in(key, seen)
         mask = genuine(batch, valid)
         objective = recipe.with_numbers(numbers).objective._replace(step=trained)
         losses, _, metrics = objective(*weights, batch, key, False, mask)
-        return tally.merged(seen, tally.of_batch(seen, {**metrics, "loss": losses}, mask))
+        row = row_of_batch(modes, {**metrics, "loss": losses}, mask)
+        return seen + row["examples"], row
 
-    return step, tally.without_rows
-
-
-def rows_of(name, feed, modes):
-    """How many rows CONCAT must hold for a set: one more batch than it has, since a whole batch is
-    written."""
-    if "CONCAT" not in modes.values():
-        return 0
-    if feed.steps is None:
-        labels = ", ".join(label for label, mode in modes.items() if mode == "CONCAT")
-        raise UserError(
-            f"metrics: {labels}: CONCAT needs to know how many batches the {name} set has; "
-            "give it a __len__"
-        )
-    return (feed.steps + 1) * jax.tree.leaves(feed.shapes)[0].shape[0]
+    return step

@@ -8,19 +8,15 @@ from functools import wraps
 import jax
 import jax.numpy as jnp
 
-from training import tally
 from training.base import FROZEN, StepResult, Update, is_weighted
 from training.gradient import gradient, terms_of
-from training.metrics import MetricPlan
-from training.objective import augmented_by_epoch, is_marked, shapes_of_values
+from training.objective import augmented_by_epoch, is_marked
+from training.rows import GOOD, norms_of, row_of_batch
 from utils import UserError, path_name
 
 MADE = ("state", "opt", "params", "ema")  # what a step makes, in the order of computation
-NO_METRICS = MetricPlan()
 # Leaves of more numbers are summed one by one: a perceptron's step went from 366 to 353 us.
 SMALL = 2**12
-# The number of bad steps, the first one, and the number of the leaf that was bad first in it.
-NONE_BAD = {"bad_steps": 0, "first_bad": -1, "bad_leaf": 0}
 
 
 def gradient_update(
@@ -60,12 +56,24 @@ def apply_updates(ts, updates):
     return jax.tree.map(lambda p, u: p + (ts.lr_scale * u).astype(p.dtype), ts.params, updates)
 
 
-def accepting(step):
-    """The function (ts, batch, valid) -> TrainState that takes the step of an Update, and accepts
-    or refuses its result."""
+def accepting(step, modes, norms=(), halts=True):
+    """The function (ts, batch, valid) -> (TrainState, row) that takes the step of an Update, and
+    accepts or refuses its result. `modes` and `norms` say what the row holds besides. The step is
+    refused, so that params and states stay as they are, if the loss or a gradient is not finite. If
+    that `halts`, all later steps are refused, too, and none of them counts."""
 
     def whole(ts, batch, valid):
-        return accepted(ts, step(ts, batch, valid), genuine(batch, valid))
+        new, grads, losses, metrics = step(ts, batch, valid)
+        mask = genuine(batch, valid)
+        bad = first_bad(ts.params, grads, jnp.where(mask, loss_of_examples(losses), 0))
+        halted = ts.halted | (halts & (bad != GOOD))
+        taken = ~ts.halted & (bad == GOOD)
+        kept = where(taken, made_of(new), made_of(ts))
+        row = row_of_batch(modes, {**metrics, "loss": losses}, mask & taken)
+        row |= {"steps": taken.astype(jnp.int32), "bad": bad}
+        measured = norms_of(norms, grads, kept["params"])
+        row["norms"] = {name: jnp.where(taken, norm, 0) for name, norm in measured.items()}
+        return ts._replace(step=ts.step + ~halted, halted=halted, **kept), row
 
     return whole
 
@@ -73,21 +81,6 @@ def accepting(step):
 def loss_of_examples(losses):
     """The sum of the terms of a loss, one number per example."""
     return sum(term.value if is_weighted(term) else term for term in terms_of(losses))
-
-
-def accepted(ts, result, mask):
-    """The new state if the loss and the gradients of a StepResult are finite, else the params and
-    states of `ts`; the step counts either way. If sums["freeze"] is 1, the first bad step and all
-    steps after it do not count, and the state of the last good step stays."""
-    new, grads, losses, metrics = result
-    good, leaf = all_finite(ts.params, grads, jnp.where(mask, loss_of_examples(losses), 0))
-    sums = note_bad(ts.sums, ts.step, good, leaf)
-    stays = frozen(sums)
-    taken = good & ~stays
-    kept = where(taken, made_of(new), made_of(ts))
-    norms = tally.norms_of(grads, kept["params"])
-    sums = add_to_sums(sums, ts.step, losses, metrics, mask & taken, taken, norms)
-    return ts._replace(step=ts.step + ~stays, sums=sums, **kept)
 
 
 def made_of(ts):
@@ -117,23 +110,23 @@ def where(condition, a, b):
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), a, b)
 
 
-def all_finite(params, grads, losses):
-    """(whether the loss and all gradients are finite, the number of the first leaf that is not);
+def first_bad(params, grads, losses):
+    """The number of the first array that is not finite, of the loss and the gradients, or GOOD;
     `bad_leaf_name` turns the number into a name. This does not need the new state, so that XLA
     fuses the choice between the old and the new state with the update."""
     gradients = floats(grads)
     # The loss is 0, gradients count from 1. Gradients whose tree is not that of the params get
     # larger numbers, so that none gets a wrong name.
     own = [name for name, _ in gradients] == [name for name, _ in floats(params)]
-    first = 1 if own else 1 + len(floats(params))
+    before = 0 if own else len(floats(params))
     leaves = [losses, *(leaf for _, leaf in gradients)]
+
+    def first(*leaves):
+        index = jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).argmin()
+        return jnp.where(index > 0, index + before, 0).astype(jnp.int32)
+
     good = zero_if_finite(leaves) == 0
-
-    def first_bad(*leaves):
-        return jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).argmin().astype(jnp.int32)
-
-    index = jax.lax.cond(good, lambda *_: jnp.int32(0), first_bad, *leaves)
-    return good, jnp.where(index > 0, index + first - 1, 0)
+    return jax.lax.cond(good, lambda *_: jnp.int32(GOOD), first, *leaves)
 
 
 def zero_if_finite(leaves):
@@ -151,32 +144,8 @@ def zero_if_finite(leaves):
     return sum(jnp.float32(part) for part in [*sums, *map(jnp.sum, small.values())])
 
 
-def note_bad(sums, step, good, leaf):
-    """The counters of bad steps after another step; unchanged if the state is frozen."""
-    first = ~good & (sums["first_bad"] < 0)
-    return sums | {
-        "bad_steps": sums["bad_steps"] + (~good & ~frozen(sums)),
-        "first_bad": jnp.where(first, step, sums["first_bad"]),
-        "bad_leaf": jnp.where(first, leaf, sums["bad_leaf"]),
-    }
-
-
-def frozen(sums):
-    """Whether a bad step has frozen this state."""
-    return (sums["freeze"] > 0) & (sums["first_bad"] >= 0)
-
-
-def first_bad_step(sums):
-    """(step, number of the leaf) of the first bad step that froze a replica, from the sums of each
-    replica on the host; None if there is none."""
-    bad = [
-        (int(s["first_bad"]), int(s["bad_leaf"])) for s in sums if s["freeze"] and s["bad_steps"]
-    ]
-    return min(bad, default=None)
-
-
 def bad_leaf_name(params, number):
-    """A name for sums["bad_leaf"], which was bad first; `params` may hold arrays or shapes."""
+    """A name for the number that `first_bad` returned; `params` may hold arrays or shapes."""
     if number == 0:
         return "the loss"
     names = [name for name, _ in floats(params)]
@@ -214,44 +183,3 @@ def moving_average(ema, params, decay, step):
     near the initial params."""
     decay = jnp.minimum(decay, (1 + step) / (10 + step))
     return jax.tree.map(lambda e, p: e + (1 - decay).astype(e.dtype) * (p - e), ema, params)
-
-
-def add_to_sums(sums, step, losses, metrics, mask, taken, norms):
-    """The sums with another step: of the epoch, of the log line and, where they are kept, of single
-    steps."""
-    values = {**metrics, "loss": losses}
-    parts = ("epoch", "window")
-    one = {part: tally.of_step(sums[part], values, mask, taken, norms) for part in parts}
-    sums = sums | {part: tally.merged(sums[part], one[part]) for part in parts}
-    if "ring" in sums:
-        row = step % jax.tree.leaves(sums["ring"])[0].shape[0]
-        sums["ring"] = jax.tree.map(
-            lambda ring, new: ring.at[row].set(new), sums["ring"], one["window"]
-        )
-    return sums
-
-
-def zero_sums(objective, params, state, batch, *, freeze=False, metric_plan=NO_METRICS, rows=0):
-    """Accumulators at zero for one epoch; arguments may be arrays or their shapes. With `freeze`,
-    the first bad step freezes the state."""
-    shapes, extras = shapes_of_values(objective, params, state, batch), metric_plan.extras(params)
-    epoch, window = (metric_plan.modes(shapes, "TRAIN", freq) for freq in ("EPOCH", "STEP"))
-    sums = {
-        "epoch": tally.empty_of_steps(epoch, shapes, extras, rows),
-        "window": tally.empty_of_steps(window, shapes, extras, exact=False),  # a few steps
-    }
-    if metric_plan.ring:
-        full = lambda a: jnp.full((metric_plan.ring, *a.shape), a)  # noqa: E731
-        sums["ring"] = jax.tree.map(full, sums["window"])
-    counters = {"freeze": freeze} | NONE_BAD
-    return sums | {name: jnp.int32(value) for name, value in counters.items()}
-
-
-def cleared(sums):
-    """The sums, on the host or a device, with no bad steps, so that a frozen state can continue."""
-    return sums | {name: 0 * sums[name] + value for name, value in NONE_BAD.items()}
-
-
-def read_of(sums):
-    """The part of the sums that the host reads after every chunk."""
-    return sums | {part: tally.without_rows(sums[part]) for part in ("epoch", "window")}

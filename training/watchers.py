@@ -130,7 +130,7 @@ class Report(NamedTuple):
     """What a chunk of steps did."""
 
     steps: int
-    sums: list  # the sums of each replica, NumPy arrays
+    rows: list  # the rows of each replica (training/rows.py), NumPy arrays; not those after `bad`
     bad: tuple | None  # (step, leaf number) of the first step that froze the state
     due: tuple  # the watchers that wanted to see the run here, or are overdue
     throughput: dict | None  # of the steps since the last log line, if one ends here
@@ -141,6 +141,7 @@ class Snapshot(NamedTuple):
 
     states: list  # a copied TrainState for each replica
     record: dict  # step, epoch, position and what else the loop and the watchers remember
+    sums: list | None = None  # what each replica measured so far of an epoch in progress
 
 
 class Point(NamedTuple):
@@ -151,3 +152,4 @@ class Point(NamedTuple):
     history: list  # one row per completed epoch
     checkpoint: Any = None  # the checkpoint that it comes from
     before_first_row: bool = False  # whether the initial params have yet to be evaluated
+    sums: Any = None  # the TrainingSums of an epoch in progress; None: those of the run

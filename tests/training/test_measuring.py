@@ -294,11 +294,12 @@ def test_concat_collects_all_examples_in_order(stream):
     assert not any("logits" in name for name in result.history[0])
 
 
-def test_concat_needs_a_known_length():
-    metrics = {"logits": tracked(loss_value, "CONCAT")}
-    message = "logits: CONCAT needs to know how many batches the train set has"
-    with pytest.raises(UserError, match=message):
-        fit(MODEL, Batches(), optimizer=adam(lr=0.01), metrics=metrics)
+def test_concat_gathers_a_set_of_unknown_length():
+    seen = []
+    recorder = Recorder(on_epoch_end=lambda view: seen.append(view.arrays["train_losses"].shape))
+    metrics = {"losses": tracked(loss_value, "CONCAT")}
+    fit(MODEL, Batches(), optimizer=adam(lr=0.01), metrics=metrics, callbacks=[recorder], epochs=2)
+    assert seen == [(len(X),)] * 2
 
 
 @pytest.mark.slow

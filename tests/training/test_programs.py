@@ -19,7 +19,7 @@ from training.programs import (
     compile_step,
     loops_are_slow,
     over_batch,
-    over_rows,
+    over_orders,
     quick,
 )
 from utils import UserError
@@ -32,11 +32,8 @@ Y = (X[:, 0] > 0).astype(np.int32)
 
 
 def add(const, carry, batch, valid):
-    return {"total": carry["total"] + const * batch[0].sum(0) * valid}
-
-
-def report(carry):
-    return carry["total"].sum()
+    total = carry["total"] + const * batch[0].sum(0) * valid
+    return {"total": total}, total.sum()
 
 
 def start():
@@ -49,7 +46,7 @@ def batch(rows=4, dtype=np.float32, sharding=None):
 
 def program(**settings):
     """A program over batches, compiled for 4 rows."""
-    compiled = Program(over_batch(add, report), WHOLE, **settings)
+    compiled = Program(over_batch(add), WHOLE, **settings)
     compiled(2.0, start(), batch(), np.int32(4))
     return compiled
 
@@ -104,11 +101,11 @@ def test_errors_of_the_function_itself_are_not_changed():
 
     for debugging in (False, True):
         with jax.disable_jit(debugging), pytest.raises(TypeError, match="its own error"):
-            Program(over_batch(broken, report), WHOLE)(2.0, start(), batch(), np.int32(4))
+            Program(over_batch(broken), WHOLE)(2.0, start(), batch(), np.int32(4))
 
 
 def test_errors_name_arguments_also_under_vmap_or_by_given_names():
-    stacked = jax.vmap(over_batch(add, report), in_axes=(None, 0, 0, None))
+    stacked = jax.vmap(over_batch(add), in_axes=(None, 0, 0, None))
     message = (
         r"step: it was compiled for batch x float32\[2,4,3\], and was now given float32\[2,3,3\]"
     )
@@ -117,7 +114,7 @@ def test_errors_name_arguments_also_under_vmap_or_by_given_names():
         for rows in (4, 3):
             carries = jax.tree.map(lambda a: jnp.stack([a, a]), start())
             two(2.0, carries, jax.tree.map(lambda a: np.stack([a, a]), batch(rows)), 4)
-    by_rows = Program(over_rows(add, report, sharded(MESH), None), WHOLE)
+    by_rows = Program(over_orders(add, sharded(MESH), None, 2), WHOLE)
     assert by_rows.arguments[-1] == "count"
     message = r"compiled for genuine int32\[\], and was now given float32\[\]"
     with pytest.raises(UserError, match=message):
@@ -125,7 +122,7 @@ def test_errors_name_arguments_also_under_vmap_or_by_given_names():
 
 
 def test_prepare_compiles_without_running_and_reports_time_and_memory():
-    prepared, carry = Program(over_batch(add, report), WHOLE), start()
+    prepared, carry = Program(over_batch(add), WHOLE), start()
     assert (prepared.compiled, prepared.seconds, prepared.memory) == (None, 0.0, None)
     prepared.prepare(2.0, carry, batch(), np.int32(4))
     compiled, seconds = prepared.compiled, prepared.seconds
@@ -133,7 +130,7 @@ def test_prepare_compiles_without_running_and_reports_time_and_memory():
     assert prepared.memory["argument_size_in_bytes"] >= 4 * 3 * 4 + 3 * 4  # x and the carry
     names = {f"{part}_size_in_bytes" for part in ("temp", "argument", "output")}
     assert prepared.memory.keys() == names
-    result, total = prepared(2.0, carry, batch(), np.int32(4))  # prepare did not donate the carry
+    result, [total] = prepared(2.0, carry, batch(), np.int32(4))  # prepare did not donate the carry
     np.testing.assert_array_equal(result["total"], 2 * 4 * 4 * np.ones(3))
     assert total == 96
     assert carry["total"].is_deleted()
@@ -178,11 +175,11 @@ def test_while_debugging_every_call_runs_the_function_itself_on_concrete_arrays(
     with jax.disable_jit():
         assert loops_are_slow(None, None, None, None)
         assert quick(lambda: seen.clear() or 3, WHOLE)() == 3
-        run, carry = Program(over_rows(step, report, sharded(MESH), None), WHOLE), start()
+        run, carry = Program(over_orders(step, sharded(MESH), None, 2), WHOLE), start()
         run.prepare(2.0, carry, (data, data), order, valid, np.int32(0), np.int32(1))
         assert (seen, run.seconds) == ([], 0.0)
         for row in range(2):
-            carry, total = run(2.0, carry, (data, data), order, valid, np.int32(row), np.int32(1))
+            carry, [total] = run(2.0, carry, (data, data), order, valid, np.int32(row), np.int32(1))
     assert seen == [6.0, 30.0]  # 0 and 2, 4 and 6, three times each
     assert total == 2 * 2 * 36
 
@@ -235,7 +232,7 @@ def test_a_debugged_run_computes_the_same_and_its_model_sees_concrete_arrays(tmp
 
 def test_a_program_that_was_begun_in_a_thread_is_not_compiled_again():
     with ThreadPoolExecutor(1) as pool:
-        begun = Program(over_batch(add, report), WHOLE, pool=pool)
+        begun = Program(over_batch(add), WHOLE, pool=pool)
         begun.begin(2.0, start(), batch(), np.int32(4))
         before = begun.seconds
         assert before > 0

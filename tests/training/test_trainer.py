@@ -76,8 +76,8 @@ def test_several_seeds_in_half_precision_are_one_program_for_a_gpu(apart):
         trainer.begin(1)
         trainer.feeds["test"].begin(1)
         training = trainer.program, trainer.lane_numbers[0], trainer.states[0]
-        consts, tallies = trainer.at(0, 0, trainer.weights()), trainer.empty_tallies["test"]()
-        evaluation = trainer.evaluation_programs["test"], consts[0], tallies
+        consts = trainer.at(0, 0, trainer.weights())
+        evaluation = trainer.evaluation_programs["test"], consts[0], trainer.no_examples()
         for name, (program, *own) in {"train": training, "test": evaluation}.items():
             arguments = *own, *trainer.feeds[name].specs()
             traced = jax.jit(program.function).trace(*arguments)

@@ -53,7 +53,10 @@ def test_every_watcher_can_have_the_snapshot_that_is_written(tmp_path):
         (watcher(steps_left=lambda ahead: 1.5), "Mine.steps_left returned 1.5; it must be an"),
         (watcher(on_chunk=lambda *_: {"stop": "x"}), "Mine.on_chunk returned {'stop': 'x'}; retur"),
         (watcher(on_ready=lambda _: Reply(save="lst")), "Mine.on_ready: save is 'lst'; it must be"),
-        (watcher(on_values=lambda *_: Reply(back_to=1)), "Mine.on_values: only on_chunk and on_e"),
+        (
+            watcher(on_values=lambda *_: Reply(back_to=1)),
+            "Mine.on_values: only on_chunk, on_bad_st",
+        ),
         (watcher(on_pause=lambda _: Reply(save="last")), "Mine.on_pause: cannot reply with save"),
         (Copies, r"Copies is a class, not a watcher; write Copies\(\.\.\.\)"),
         (watcher(on_step=print), "Mine has 'on_step', which is not an event"),

@@ -93,12 +93,12 @@ class Keeper:
         if not run.position or self.latest is None or self.options.monitor not in values:
             return
         self.wait()
-        states, record, name, _, probes = self.latest
+        snapshot, record, name, _, probes = self.latest
         self.before = self.kept
         self.kept = self.kept.add(name, values[self.options.monitor], self.options)
         record |= self.kept._asdict() | {"evaluated": values}
         retired = self.before.names() - self.kept.names()
-        self.background.start(partial(self.write, states, record, name, retired, probes))
+        self.background.start(partial(self.write, snapshot, record, name, retired, probes))
 
     def on_stopped(self, run):
         """Wait until everything is written."""
@@ -148,7 +148,7 @@ class Keeper:
         record |= self.kept._asdict() | {"whole": whole, "lengths": self.lengths()}
         record |= {"monitor": self.options.monitor}
         retired = {*self.before.names(), name} - self.kept.names()  # or another may protect it
-        self.latest = snapshot.states, record, name, retired, probes
+        self.latest = snapshot, record, name, retired, probes
         self.background.start(partial(self.write, *self.latest))
 
     def on_resume(self, run, point):
@@ -179,11 +179,13 @@ class Keeper:
         seconds = self.options.every_seconds
         return bool(seconds and time.monotonic() - self.time >= seconds)
 
-    def write(self, states, record, name, retired, probes):
+    def write(self, snapshot, record, name, retired, probes):
         """Write the files of a checkpoint, one for each replica; runs in the background."""
         for log in record["lengths"] if is_first() else ():
             # The logs on the disk must be at least as long as the record says.
             to_disk(self.folder / log)
+        states = snapshot.states
+        sums = snapshot.sums or [None] * len(states)
         paths = storage.places(self.folder, name, len(states), self.suffix)
         # The file of replica 0 comes last: where it exists, all of them were written.
         for replica, (path, ts) in reversed([*enumerate(zip(paths, states, strict=True))]):
@@ -191,7 +193,7 @@ class Keeper:
             # are copied to this one.
             if self.suffix != storage.SUFFIXES["orbax"]:
                 ts = jax.device_get(jax.tree.map(key_data, ts))
-            tree = as_saved(ts, record["whole"], record["position"])
+            tree = as_saved(ts, record["whole"], sums[replica])
             if self.probe is not None:
                 tree |= probes[replica] if probes else self.probe(*ts.evaluated(), replica)
             own = {"seed": int(ts.seed), "replica": replica, "replicas": len(paths)}
@@ -264,14 +266,13 @@ class Keeper:
         return {path.name: path.stat().st_size for path in logs if path.exists()}
 
 
-def as_saved(ts, whole, position):
-    """The tree that a checkpoint holds: the sums only within an epoch, and the optimizer's state
-    only if it is `whole`. Frozen weights are left out; a resumed run reads them again from their
-    source."""
+def as_saved(ts, whole, sums):
+    """The tree that a checkpoint holds: the optimizer's state, and the sums of an epoch in
+    progress, only if it is `whole`. Frozen weights are left out; a resumed run reads them again
+    from their source."""
     ts = ts._replace(state=without_frozen(ts.state))
     if not whole:
         return {"params": ts.params, "state": ts.state, "ema": ts.ema}
     tree = ts._asdict()
-    if not position:
-        del tree["sums"]
-    return tree
+    del tree["halted"]
+    return tree if sums is None else tree | {"sums": sums}

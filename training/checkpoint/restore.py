@@ -10,7 +10,6 @@ import numpy as np
 
 from training.base import FROZEN
 from training.checkpoint.probe import difference, same_input
-from training.update import cleared
 from utils import UserError, is_stacked, map_named, named_leaves, single_names
 
 logger = logging.getLogger("main")
@@ -52,36 +51,6 @@ def of_single_blocks(leaves):
         single = jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) if names else leaf
         shapes |= dict.fromkeys(names or [name], single)
     return shapes
-
-
-def sums_so_far(arrays, zeros):
-    """(the sums of an unfinished epoch in a checkpoint, whether its next log line can use them).
-    Groups of sums that are now measured differently start again at `zeros`."""
-
-    def group(name):
-        part, _, rest = name.partition("/")
-        return (part, rest.startswith(("steps", "extras"))) if part in ("epoch", "window") else part
-
-    # Earlier versions did not measure the rounding errors of the sums.
-    errors = {n: leaf for n, leaf in named_leaves(zeros).items() if n.startswith("epoch/lost/")}
-    arrays = {f"sums/{name}": leaf for name, leaf in errors.items()} | arrays
-    fits = {}  # {group: whether all of its sums are in the checkpoint}
-    for name, leaf in named_leaves(zeros).items():
-        array = arrays.get(f"sums/{name}")
-        same = array is not None and (array.shape, array.dtype) == (leaf.shape, leaf.dtype)
-        fits[group(name)] = fits.get(group(name), True) and same
-    if not fits["epoch", False]:
-        effect = "those of this epoch cover only the rest of it"
-        logger.warning("The metrics have changed since the checkpoint: %s", effect)
-
-    def restored(name, leaf):
-        return np.asarray(arrays[f"sums/{name}"]) if fits[group(name)] else leaf
-
-    log_line_fits = all(fit for key, fit in fits.items() if "window" in key or key == "ring")
-    # Whether a bad step freezes the state is decided by the current config, not by the checkpoint.
-    # If it does, bad steps that were skipped before must not freeze it.
-    sums = map_named(restored, zeros) | {"freeze": zeros["freeze"]}
-    return cleared(sums) if np.any(zeros["freeze"]) else sums, log_line_fits
 
 
 def differences(stored, wanted, same_type, whose="model", called=str):

@@ -109,7 +109,7 @@ class Plan(NamedTuple):
         shapes = {name: leaf.shape for name, leaf in named_leaves(ts.params).items()}
 
         def sharding_of(name, leaf):
-            if name.split("/")[0] in ("state", "sums"):
+            if name.startswith("state/"):
                 return self.sharding()
             owner = owner_of(name, leaf.shape, shapes)
             return self.sharding(cuts[owner] if owner else ())

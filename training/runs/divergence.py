@@ -8,9 +8,10 @@ import numpy as np
 
 from training.devices.placing import fetched
 from training.devices.processes import is_first
+from training.rows import GOOD
 from training.runs.folder import cut_back
 from training.runs.recovery import point_of
-from training.update import bad_leaf_name, cleared
+from training.update import bad_leaf_name
 from training.watchers import Point, Reply
 from training.watching import metric_log
 from utils import RunError, first_line
@@ -69,7 +70,10 @@ class Divergence:
 
     def on_chunk(self, run, report):
         if report.bad is None:
-            return None
+            skips = any((rows["bad"] != GOOD).any() for rows in report.rows)
+            # Steps are refused forever if the state itself is not finite.
+            leaf = self.trainer.leaf_not_finite() if skips else None
+            return self.on_bad_state(run, leaf) if leaf else None
         step, leaf = report.bad
         leaf = bad_leaf_name(self.trainer.replica_states()[0].params, leaf)
         self.what = description_of_bad_step(step + 1, run.epoch, leaf)
@@ -82,7 +86,7 @@ class Divergence:
             if self.keeper:
                 self.keeper.wait()
             self.fail()
-        return Reply(stop=self.what, back_to=self.point_before(run, report))
+        return Reply(stop=self.what, back_to=self.point_before(run))
 
     def on_bad_state(self, run, leaf):
         """Only a checkpoint is finite: go back to it, or fail."""
@@ -107,9 +111,9 @@ class Divergence:
         """Report the steps that were skipped in an epoch of training (on_nonfinite: skip)."""
         if name != "train" or self.options.on_nonfinite != "skip":
             return
-        sums = self.trainer.sums()
-        skipped = sum(int(s["bad_steps"]) for s in sums)
-        if skipped and not any(int(s["epoch"]["examples"]) for s in sums):
+        sums = run.sums.epoch
+        skipped = sum(each.refused for each in sums)
+        if skipped and not any(each.examples for each in sums):
             why = f"no step of epoch {run.epoch} was finite, so all were skipped"
             raise RunError(f"{why}. {advice(self.options.on_nonfinite)}")
         if skipped:
@@ -137,13 +141,11 @@ class Divergence:
         )  # fmt: skip
         return point._replace(states=states, record=point.record | {"rollbacks": count})
 
-    def point_before(self, run, report):
+    def point_before(self, run):
         """The Point before the bad step, which left the state unchanged."""
         epoch, position = self.batch
-        # The sums of the log line may have begun again behind the bad step.
-        window = {"window": report.sums[0]["window"]}
         [ts] = self.trainer.replica_states()
-        states = [ts._replace(sums=cleared(ts.sums) | window)]
+        states = [ts._replace(halted=np.bool(False))]
         record = {
             "step": self.bad[0],
             "position": position,
@@ -177,9 +179,9 @@ class Divergence:
 
         step, _ = self.bad
         states = self.trainer.replica_states()
-        replicas = [r for r, ts in enumerate(states) if int(ts.sums["first_bad"]) == step]
-        # A single replica's counter was cleared when it was saved.
-        replica = next(iter(replicas), 0)
+        # A single replica's `halted` was cleared when it was saved.
+        halted = [r for r, ts in enumerate(states) if ts.halted and int(ts.step) == step]
+        replica = next(iter(halted), 0)
         batches = self.trainer.feed.batch(*self.batch)
         if batches is None:
             return "The step cannot be taken again, since its data cannot be read again"
@@ -190,7 +192,7 @@ class Divergence:
         local = lambda leaf: leaf if leaf.is_fully_addressable else fetched(leaf)  # noqa: E731
         ts = jax.tree.map(local, states[replica])
         try:
-            sentence = first_bad_op(update.step, ts._replace(sums={}), *batches[replica])
+            sentence = first_bad_op(update.step, ts, *batches[replica])
         except Exception as error:  # if the search fails, the run still ends with its own error
             return f"Looking for the operation failed: {type(error).__name__}: {first_line(error)}"
         return sentence or (

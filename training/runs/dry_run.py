@@ -25,12 +25,13 @@ class DryRun:
 
     def on_training_start(self, run):
         recipe, trainer, reader = self.recipe, self.trainer, self.reader
-        measured = [*reader.values("train", [trainer.zero_sums()["epoch"]]), *self.rates(0)]
+        measured = [*reader.values("train", trainer.training_sums().epoch), *self.rates(0)]
         for name in recipe.sets_in_epochs(trainer.feeds):
-            values = reader.values(name, trainer.try_out(name))
+            trainer.try_out(name)
+            values = reader.values(name, trainer.evaluation_sums(name))
             measured += values if recipe.training.eval_every else []
         for name in recipe.sets_at_end(trainer.feeds):
-            reader.values(name, trainer.try_out(name))
+            trainer.try_out(name)
         evaluated = recipe.sets_monitored(trainer.feeds)
         monitors = {
             f"{callback_name(c)}.monitor": monitor_for(

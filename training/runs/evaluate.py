@@ -229,8 +229,8 @@ class CheckpointEvaluation:
         metrics = {}
         for each in self.sets:
             when = {"epoch": record["epoch"], "step": record["step"]}
-            tallies = self.trainer.evaluate(each, weights=weights, **when)
-            metrics |= self.reader.values(each, tallies)
+            sums = self.trainer.evaluate(each, weights=weights, **when)
+            metrics |= self.reader.values(each, sums)
         where = {"checkpoint": name, "epoch": record["epoch"], "step": record["step"]}
         return where | {"metrics": json_safe(metrics)}
 

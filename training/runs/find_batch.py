@@ -118,12 +118,12 @@ def speed_of(trainer, size):
     epoch, count, taken, seconds = 1, 1, 0, 0.0
     while seconds < SECONDS:
         began = time.perf_counter()
-        steps, sums = trainer.train(count)
+        steps, calls = trainer.train(count)
         if not steps:
             epoch += 1
             trainer.begin(epoch)
             continue
-        jax.block_until_ready(sums)
+        jax.block_until_ready(calls)
         seconds, taken, count = seconds + time.perf_counter() - began, taken + steps, 2 * count
     return taken * size * len(trainer.replicas.seeds) / seconds
 

@@ -13,11 +13,11 @@ from file_io import atomic_write
 from training.checkpoint.pretrained import fitted_to_data, pretrained_from
 from training.preprocess import with_statistics
 from training.recipe import compose
+from training.rows import GOOD
 from training.runs.sets import split_sets
 from training.runs.start import checked_recipe, computed_statistics
 from training.trainer import Trainer
 from training.transforms import check_rate
-from training.update import first_bad_step
 from training.watching.console import silenced
 from utils import DONE, RunError, UserError, echo
 
@@ -112,15 +112,15 @@ def losses_by_rate(trainer, reader, factors):
     lowest = first = epoch = 0
     for i, factor in enumerate(factors):
         trainer.scale_rate(factor)
-        taken, sums = trainer.train(1) if epoch else (0, None)
+        taken, calls = trainer.train(1) if epoch else (0, None)
         if not taken:  # the first epoch, or one that has ended
             epoch += 1
             trainer.begin(epoch)
-            taken, sums = trainer.train(1)
-        sums = trainer.read(sums)
-        loss = reader.values("train", [s["window"] for s in sums])["train_loss"]
-        trainer.new_window()
-        if first_bad_step(sums) or not math.isfinite(loss):
+            taken, calls = trainer.train(1)
+        sums, rows = trainer.training_sums(), trainer.read(calls)
+        sums.add(rows)
+        loss = reader.values("train", sums.epoch)["train_loss"]
+        if any((own["bad"] != GOOD).any() for own in rows) or not math.isfinite(loss):
             return
         yield loss
         first, lowest = (loss, loss) if i == 0 else (first, min(lowest, loss))

@@ -1,5 +1,6 @@
 """The state of a run, and weights to evaluate, from a checkpoint."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,13 +10,15 @@ import numpy as np
 
 from training.base import evaluated_part, with_frozen
 from training.checkpoint.pretrained import check_frozen
-from training.checkpoint.restore import check_meaning, filled, probe_of, sums_so_far
+from training.checkpoint.restore import check_meaning, filled, probe_of
 from training.checkpoint.retention import measured
 from training.checkpoint.storage import files, read_all
 from training.devices.processes import from_first, is_first, several, together
 from training.watchers import Point
 from training.watching import metric_log
 from utils import UserError
+
+logger = logging.getLogger("main")
 
 
 def point_of(checkpoint, trainer, folder):
@@ -24,11 +27,9 @@ def point_of(checkpoint, trainer, folder):
     record = checkpoint.record
     now = jax.eval_shape(lambda ts: ts, trainer.replica_states()[0])
     trees = check_fits(checkpoint, now, len(trainer.replicas.seeds))
-    zeros, line_continues = trainer.zero_sums(), True
-    for tree, arrays, ts in zip(trees, checkpoint.arrays, trainer.replica_states(), strict=True):
-        tree |= {"sums": {}, "state": with_frozen(tree["state"], ts.state)}
-        if record["position"]:
-            tree["sums"], line_continues = sums_so_far(arrays, zeros)
+    for tree, ts in zip(trees, trainer.replica_states(), strict=True):
+        tree |= {"halted": np.bool(False), "state": with_frozen(tree["state"], ts.state)}
+    sums, line_continues = sums_so_far(checkpoint, trainer)
     if has_other_seeds(trainer.recipe, record["config"]):
         for tree, seed in zip(trees, trainer.recipe.seeds, strict=True):
             tree["seed"] = np.uint32(seed)
@@ -40,7 +41,26 @@ def point_of(checkpoint, trainer, folder):
         rows = metric_log.epoch_rows(folder, length) if is_first() else []
     history = [row for row in rows if row["epoch"] <= completed]
     fresh = not record["step"] and not length
-    return Point([now._replace(**tree) for tree in trees], record, history, checkpoint, fresh)
+    states = [now._replace(**tree) for tree in trees]
+    return Point(states, record, history, checkpoint, fresh, sums)
+
+
+def sums_so_far(checkpoint, trainer):
+    """(the TrainingSums of an unfinished epoch in a checkpoint, whether its next log line can use
+    them). What is now measured differently starts again."""
+    sums = trainer.training_sums()
+    if not checkpoint.record["position"]:
+        return sums, True
+    stored = [
+        {name.removeprefix("sums/"): a for name, a in arrays.items() if name.startswith("sums/")}
+        for arrays in checkpoint.arrays
+    ]
+    taken = [sums.take(replica, arrays) for replica, arrays in enumerate(stored)]
+    of_epochs, of_lines = zip(*taken, strict=True)
+    if not all(of_epochs):
+        effect = "those of this epoch cover only the rest of it"
+        logger.warning("The metrics have changed since the checkpoint: %s", effect)
+    return sums, all(of_lines)
 
 
 def has_other_seeds(recipe, config):
@@ -51,14 +71,13 @@ def has_other_seeds(recipe, config):
 
 
 def check_fits(checkpoint, template, replicas):
-    """The trees of each replica in a checkpoint, without its sums, if it fits a TrainState of
-    arrays or shapes."""
+    """The trees of each replica in a checkpoint, if it fits a TrainState of arrays or shapes."""
     if checkpoint is None:
         return []
     count = len(checkpoint.arrays)
     if count != replicas:
         raise UserError(f"{checkpoint.name}: replicas: it holds {count}, this run has {replicas}")
-    like = {name: tree for name, tree in template._asdict().items() if name != "sums"}
+    like = {name: tree for name, tree in template._asdict().items() if name != "halted"}
     files = zip(checkpoint.paths, checkpoint.arrays, strict=True)
     return [filled(path, arrays, like) for path, arrays in files]
 

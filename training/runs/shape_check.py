@@ -2,7 +2,6 @@
 of the model's parameters."""
 
 import difflib
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +13,8 @@ from training.checkpoint.storage import check_format
 from training.devices.sharding import shard_bytes
 from training.metrics import covers, phase_of
 from training.options import monitor_for
+from training.rows import per_leaf, plain
 from training.runs.tracing import attempt, trace_numbers, trace_shapes, trace_update
-from training.tally import per_leaf, plain
-from training.update import zero_sums
 from training.watching.hooks import reported_by
 from utils import UserError, format_bytes, named_leaves
 
@@ -54,10 +52,9 @@ def check_batches(recipe, batch, held_out, sizes, resumed=False):
     recipe.plan.cuts(params)
     update = recipe.make_update(unroll=False)
     opt, ema = attempt("update: its state cannot be made", update.init, params)
-    shapes = params, state, batch
-    zeros = partial(zero_sums, recipe.objective, *shapes, metric_plan=recipe.metric_plan)
-    step, seed, scale = (jax.ShapeDtypeStruct((), t) for t in (jnp.int32, jnp.uint32, jnp.float32))
-    ts = TrainState(step, seed, params, state, opt, ema, jax.eval_shape(zeros), scale)
+    types = jnp.int32, jnp.uint32, jnp.bool, jnp.float32
+    step, seed, halted, scale = (jax.ShapeDtypeStruct((), dtype) for dtype in types)
+    ts = TrainState(step, seed, params, state, opt, ema, halted, scale)
     trace_update(update, ts, batch)
     if any(recipe.varied_numbers):
         trace_numbers(recipe, ts, batch)

@@ -15,7 +15,7 @@ from training.gradient import check_differentiable
 from training.objective import OF_PART, augmented_by_epoch, preprocessed, x_of
 from training.recipe import MissingLoss
 from training.replicas import as_inputs
-from training.update import accepting, gradient_update
+from training.update import gradient_update
 from utils import UserError, is_library, named_leaves, relative_path
 
 TRAINING = Path(__file__).resolve().parents[1]
@@ -212,7 +212,7 @@ def trace_numbers(recipe, ts, batch):
         own = recipe.with_numbers(numbers)
         update = own.make_update(unroll=False)
         update.init(own.model.init(jax.random.key(0))[0])
-        return accepting(update.step)(ts, batch, 1)
+        return update.step(ts, batch, 1)
 
     numbers = recipe.varied_numbers[0]
     what = f"training.vary: {', '.join(numbers)} cannot all differ within one program"

@@ -29,27 +29,21 @@ TRACKERS_SECONDS = {False: 30.0, True: 1.0}
 
 class MetricLog:
     """The watcher that logs. Without a folder it logs only to the console and the trackers. With
-    `keep_going`, lines that do not fit on a full disk are written later. `ring` is how many steps
-    are kept one by one."""
+    `keep_going`, lines that do not fit on a full disk are written later."""
 
     ends_line = True
 
-    def __init__(
-        self, folder=None, options=EVERY_50_STEPS, publish=None, *, keep_going=False, ring=0
-    ):
+    def __init__(self, folder=None, options=EVERY_50_STEPS, publish=None, *, keep_going=False):
         self.path = Path(folder) / FILE if folder else None
-        self.options, self.keep_going, self.ring = options, keep_going, ring
+        self.options, self.keep_going = options, keep_going
         self.publish = publish or Publisher()
         self.unwritten, self.error_logged = "", False
 
     # When a line is due.
 
     def steps_left(self, ahead):
-        """Steps until the next log line, which comes every n steps or when the ring is full."""
         every = self.options.every_steps
-        by_number = every - ahead.position % every if every else NEVER
-        until_full = self.ring - (ahead.position - ahead.line_position) if self.ring else NEVER
-        return min(by_number, until_full)
+        return every - ahead.position % every if every else NEVER
 
     def overdue(self, ahead):
         seconds = self.options.every_seconds

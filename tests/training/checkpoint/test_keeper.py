@@ -22,8 +22,8 @@ from training.options import CheckpointOptions
 from training.watchers import Ahead, Point, Report, Snapshot
 from utils import RunError, UserError
 
-PARAMS, OPT, SUMS = {"w": jnp.ones(3)}, {"m": jnp.ones(3)}, {"loss": jnp.zeros(())}
-TS = TrainState(jnp.int32(0), jnp.uint32(5), PARAMS, {}, OPT, None, SUMS, 1.0)
+PARAMS, OPT = {"w": jnp.ones(3)}, {"m": jnp.ones(3)}
+TS = TrainState(jnp.int32(0), jnp.uint32(5), PARAMS, {}, OPT, None, jnp.bool(False), 1.0)
 RECORD = {"elapsed": 0.0, "lined": 0, "rollbacks": 0, "stopped": False, "callbacks": []}
 
 
@@ -44,7 +44,8 @@ def snapshot_of(run, replicas=1):
         TS._replace(step=jnp.int32(run.step), params={"w": jnp.full(3, run.step * 1.0 + r)})
         for r in range(replicas)
     ]
-    return lambda: Snapshot(states, record)
+    sums = [{"loss": np.zeros(())}] * replicas if run.position else None
+    return lambda: Snapshot(states, record, sums)
 
 
 def end_epoch(keeper, run, take=None):

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from model.layers.blocks import unrolled
-from training import tally
-from training.checkpoint.restore import filled, restacked, sums_so_far
+from training.checkpoint.restore import filled, restacked
 from training.checkpoint.storage import load, save
 from utils import UserError, named_leaves
 
@@ -99,22 +98,3 @@ def test_only_blocks_that_are_all_there_are_stacked_and_the_rest_is_reported():
     assert restacked(arrays | huge, wanted).keys() == arrays.keys() | huge.keys()
     with pytest.raises(UserError, match=r"it has none of the run's names; it has params/b/0/w, "):
         filled("a", arrays, {"params": {"b": {"0-2": {"w": np.zeros((3, 2))}}}})
-
-
-def test_sums_without_their_rounding_errors_continue_as_exact_ones(caplog):
-    """As in a checkpoint of an earlier version."""
-    zeros = {"epoch": tally.empty_of_steps({"x": "MEAN"}, {"x": np.zeros((4, 3), "f")}, {})}
-    zeros |= {"window": {}, "freeze": np.int32(0)}
-    filled_in = jax.tree.map(lambda a: np.asarray(a) + 7, zeros) | {"freeze": np.int32(0)}
-    stored = {f"sums/{name}": a for name, a in named_leaves(filled_in).items()}
-    exact, _ = sums_so_far(stored, zeros)
-    np.testing.assert_array_equal(exact["epoch"]["lost"]["x"], [7, 7, 7])
-    other = stored | {"sums/epoch/values/x/MEAN": np.ones(4, "f"), "sums/freeze": np.int32(1)}
-    sums, continues = sums_so_far(other, zeros | {"ring": np.zeros(2)})
-    assert not sums["epoch"]["values"]["x"]["MEAN"].any() and sums["freeze"] == 0
-    assert not continues and "The metrics have changed since the checkpoint" in caplog.text
-    caplog.clear()
-    older = {name: a for name, a in stored.items() if "/lost/" not in name}
-    sums, continues = sums_so_far(older, zeros)
-    np.testing.assert_array_equal(sums["epoch"]["values"]["x"]["MEAN"], [7, 7, 7])
-    assert not sums["epoch"]["lost"]["x"].any() and continues and not caplog.text

@@ -117,9 +117,8 @@ def rows(folder):
 
 
 def assert_same(run, other):
-    """Compare the states, except for the sums, which belong to an epoch that is over."""
+    """Compare the states."""
     for ts, expected in zip(run.states(), other.states(), strict=True):
-        ts, expected = ts._replace(sums={}), expected._replace(sums={})
         jax.tree.map(np.testing.assert_array_equal, ts, expected)
 
 
@@ -684,7 +683,7 @@ def test_a_rollback_needs_a_folder():
         train(None, on_nonfinite="rollback")
 
 
-def test_the_leaf_that_was_bad_first_is_named(tmp_path):
+def test_a_state_that_overflows_is_named(tmp_path):
     """The losses are finite, but the optimizer's state overflows at the third step."""
 
     def overflowing(objective, optimizer) -> Update:
@@ -700,7 +699,7 @@ def test_the_leaf_that_was_bad_first_is_named(tmp_path):
 
         return Update(init, step)
 
-    message = r"In step 3 \(epoch 1\) opt/scale was NaN or infinite"
+    message = r"At step \d+ \(epoch 1\) opt/scale is NaN or infinite, though all losses and grad"
     with pytest.raises(Diverged, match=message):
         train(tmp_path, update=overflowing)
 

@@ -12,7 +12,7 @@ from data_loader.nest import named_nest
 from ranges import Count, CountOrZero, checked
 from training.base import Callback, tracked
 from training.loss import cross_entropy
-from training.tally import plain
+from training.rows import plain
 from training.watching.callbacks import common
 from training.watching.pictures import as_picture, grid, png
 

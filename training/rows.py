@@ -1,0 +1,356 @@
+"""What a run measures. Each step, or each batch of an evaluation, makes one row on the device; the
+host adds the rows in order, in float64. So the sums do not depend on where chunks end.
+
+A row is {"examples": count, "values": {label: value}}. In training it also holds "steps" (1, or 0
+if the step was refused), "bad" (the number of the first array that was not finite, or GOOD) and
+"norms". The mode of a metric says how the values of many examples become one. A value may be a
+dict, and each of its leaves may be Weighted: the sum of the weights then takes the place of the
+count.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from training.base import Weighted, is_weighted
+from utils import map_named, named_leaves
+
+GOOD = -1  # in "bad": the loss and all gradients are finite
+
+
+class Spread(NamedTuple):
+    """The mean of a batch and the sum of squared distances from it, which float32 holds more
+    precisely than a sum of squares."""
+
+    mean: jax.Array
+    m2: jax.Array
+
+
+class Moments(NamedTuple):
+    """The sums of the values and of their squares, in float64."""
+
+    total: np.ndarray
+    squares: np.ndarray
+
+
+# On the device.
+
+
+def row_of_batch(modes, values, mask):
+    """The row of one batch. `modes` are those of what is measured, {label: mode}; examples whose
+    mask is False are left out."""
+    measured = {label: of_mode(mode, values[label], mask) for label, mode in modes.items()}
+    return {"examples": mask.sum(dtype=jnp.int32), "values": measured}
+
+
+def of_mode(mode, values, mask):
+    """What a row holds of a value."""
+
+    def of_leaf(value):
+        if not is_weighted(value) or mode == "CONCAT":
+            return BATCH[mode](plain(value), mask)
+        weight = jnp.where(mask, value.weight, 0).astype(wide(value.weight))
+        return Weighted(BATCH[mode](value.value, weight), weight.sum())
+
+    return per_leaf(of_leaf, values)
+
+
+def norms_of(names, grads, params):
+    """{name: norm} of the gradients or the params; a name that ends with `_leaves` has one norm per
+    leaf."""
+    trees = {"gradient_norm": grads, "parameter_norm": params}
+
+    def norm(name):
+        leaves = jax.tree.leaves(trees[name.removesuffix("_leaves")])
+        squares = [jnp.sum(jnp.square(a.astype(jnp.float32))) for a in leaves]
+        return jnp.sqrt(jnp.stack(squares) if name.endswith("_leaves") else sum(squares))
+
+    return {name: norm(name) for name in names}
+
+
+def wide(a):
+    """The type in which values are summed."""
+    return jnp.promote_types(a.dtype, jnp.float32)
+
+
+def count_type(a):
+    """The type in which counts are summed: integers stay integers, as float32 is exact only up to
+    2^24."""
+    return jnp.promote_types(
+        a.dtype, jnp.float32 if jnp.issubdtype(a.dtype, jnp.inexact) else jnp.int32
+    )
+
+
+def under(mask, values, other, wide=wide):
+    """The values where the mask, or the weight of an example, is not 0; `other` elsewhere."""
+    return jnp.where(against(mask, values) != 0, values, other).astype(wide(values))
+
+
+def against(mask, values):
+    return mask.reshape(-1, *(1,) * (values.ndim - 1))
+
+
+def total(values, mask, wide=wide):
+    """The sum of the values under a mask, or by their weights."""
+    kept = under(mask, values, 0, wide)
+    kept = kept if mask.dtype == bool else kept * against(mask, kept)
+    return kept.sum(0, dtype=kept.dtype)
+
+
+def mean(values, mask):
+    count = mask.sum()
+    return total(values, mask) / jnp.where(count == 0, 1, count)
+
+
+def spread(values, mask):
+    center = mean(values, mask)
+    return Spread(center, total((values - center) ** 2, mask))
+
+
+# For one leaf of a value: what the row of a batch holds of it, under a mask or weights.
+BATCH = {
+    "MEAN": total,
+    "SUM": partial(total, wide=count_type),
+    "SINGLE": mean,
+    "MAX": lambda values, mask: under(mask, values, -jnp.inf).max(0),
+    "MIN": lambda values, mask: under(mask, values, jnp.inf).min(0),
+    "STD": spread,
+    "CONCAT": lambda values, _mask: values,
+}
+
+
+# On the host.
+
+
+class Sums:
+    """The sum of rows. `modes` says what is added up; `like` is a row of arrays or of shapes."""
+
+    def __init__(self, modes, like):
+        self.modes = modes
+        self.examples = self.steps = self.refused = 0
+        self.norms = {name: np.zeros(norm.shape) for name, norm in like.get("norms", {}).items()}
+        self.values = {
+            label: per_leaf(partial(zero, mode), like["values"][label])
+            for label, mode in modes.items()
+        }
+
+    def add(self, rows):
+        """Add rows, arrays whose first axis has an entry for each of them."""
+        counts = rows["examples"]
+        self.examples += int(counts.sum())
+        if "steps" in rows:
+            self.steps += int(rows["steps"].sum())
+            self.refused += int((rows["bad"] != GOOD).sum())
+        self.norms = {
+            name: in_order(norm, rows["norms"][name]) for name, norm in self.norms.items()
+        }
+        for label, mode in self.modes.items():
+            add = partial(added, mode, counts)
+            self.values[label] = per_leaf(add, self.values[label], rows["values"][label])
+
+    def results(self):
+        """({label: result}, {norm: its mean over the steps})"""
+        norms = {name: per(norm, np.asarray(self.steps)) for name, norm in self.norms.items()}
+        return results(self.modes, self.values, np.asarray(self.examples)), norms
+
+    def tree(self):
+        """All that is needed to continue, as arrays."""
+        return {
+            "counts": np.array([self.examples, self.steps, self.refused]),
+            "norms": self.norms,
+            "values": per_leaf(
+                lambda a: np.concatenate(a) if isinstance(a, list) else a, self.values
+            ),
+        }
+
+    def take(self, arrays):
+        """Continue from the `tree` of other sums, its arrays by name. Return False if they are not
+        sums of the same kind, which are left out."""
+        before = self.tree()
+        if not same_kind(arrays, named_leaves(before)):
+            return False
+        tree = map_named(lambda name, _: np.asarray(arrays[name]), before)
+        self.examples, self.steps, self.refused = map(int, tree["counts"])
+        self.norms, self.values = tree["norms"], tree["values"]
+        for label in [label for label, mode in self.modes.items() if mode == "CONCAT"]:
+            self.values[label] = jax.tree.map(lambda a: [a], self.values[label])
+        return True
+
+
+class TrainingSums:
+    """What the steps of an epoch measured so far, for each replica: the Sums of the epoch, those of
+    the log line in progress, and its rows. `modes` are those of {"epoch": ..., "line": ...}, and
+    `like` is a row of shapes; rows are kept only if the values of single steps are reported."""
+
+    def __init__(self, modes, like, replicas, per_step):
+        self.modes, self.like, self.replicas, self.per_step = modes, like, replicas, per_step
+        self.epoch = [Sums(modes["epoch"], like) for _ in range(replicas)]
+        self.new_line()
+
+    def new_line(self):
+        """Begin the next log line."""
+        none = jax.tree.map(lambda a: np.zeros((0, *a.shape), a.dtype), self.for_line(self.like))
+        self.line = [Sums(self.modes["line"], self.like) for _ in range(self.replicas)]
+        self.rows = [none] * self.replicas
+
+    def for_line(self, rows):
+        """Rows without what no log line shows."""
+        return rows | {"values": {label: rows["values"][label] for label in self.modes["line"]}}
+
+    def add(self, rows):
+        """Add rows of each replica."""
+        for replica, own in enumerate(rows):
+            self.epoch[replica].add(own)
+            self.line[replica].add(own)
+            if self.per_step:
+                both = self.rows[replica], self.for_line(own)
+                self.rows[replica] = jax.tree.map(lambda *a: np.concatenate(a), *both)
+
+    def trees(self):
+        """What a checkpoint within an epoch holds, of each replica."""
+        each = zip(self.epoch, self.line, self.rows, strict=True)
+        return [{"epoch": e.tree(), "line": line.tree(), "rows": rows} for e, line, rows in each]
+
+    def take(self, replica, arrays):
+        """Continue from one of the `trees`, its arrays by name. Returns whether the sums of the
+        epoch were of the same kind, and whether those of the log line were."""
+
+        def part(name):
+            prefix = f"{name}/"
+            return {k.removeprefix(prefix): a for k, a in arrays.items() if k.startswith(prefix)}
+
+        rows, own = part("rows"), self.rows[replica]
+        line = same_kind(rows, named_leaves(own)) and self.line[replica].take(part("line"))
+        if line:
+            self.rows[replica] = map_named(lambda name, _: np.asarray(rows[name]), own)
+        return self.epoch[replica].take(part("epoch")), line
+
+
+def same_kind(arrays, wanted):
+    """Whether these are arrays with the names, types and shapes of the `wanted` ones, apart from
+    the first axis, along which the rows of CONCAT grow."""
+    return arrays.keys() == wanted.keys() and all(
+        (array.dtype, array.ndim, array.shape[1:])
+        == (wanted[name].dtype, wanted[name].ndim, wanted[name].shape[1:])
+        for name, array in arrays.items()
+    )
+
+
+def zero(mode, like):
+    """The sum of no rows, for one leaf of a value."""
+    if is_weighted(like):
+        return Weighted(zero(mode, like.value), np.zeros(()))
+    if mode == "STD":
+        return Moments(np.zeros(like.mean.shape), np.zeros(like.mean.shape))
+    if mode == "CONCAT":
+        return [np.zeros((0, *like.shape[1:]), like.dtype)]
+    start = {"MAX": -np.inf, "MIN": np.inf}.get(mode, 0)
+    return np.full(like.shape, start, np.float64 if start else double(like.dtype))
+
+
+def added(mode, counts, total, rows):
+    """A sum and these rows, of `counts` examples each, for one leaf of a value."""
+    if is_weighted(rows):
+        value = added(mode, rows.weight, total.value, rows.value)
+        return Weighted(value, in_order(total.weight, rows.weight))
+    if mode == "STD":
+        rows = moments(rows, counts)
+        return Moments(*map(in_order, total, rows))
+    if mode == "CONCAT":
+        total.extend(own[:count] for own, count in zip(rows, counts, strict=True))
+        return total
+    if mode == "SINGLE":
+        last = rows[counts > 0][-1:]
+        return last[0].astype(total.dtype) if len(last) else total
+    if mode in ("MAX", "MIN"):
+        larger = np.maximum if mode == "MAX" else np.minimum
+        return larger(total, larger.reduce(rows, axis=0))
+    return in_order(total, rows)
+
+
+def in_order(total, rows):
+    """The total and each of the rows, added one after the other: the same however rows are cut into
+    chunks."""
+    rows = np.concatenate([np.asarray(total)[None], rows.astype(double(rows.dtype))])
+    with np.errstate(invalid="ignore", over="ignore"):  # infinity minus infinity
+        return np.cumsum(rows, axis=0)[-1]
+
+
+def moments(rows, counts):
+    """The Moments of each row, from its Spread."""
+    mean = rows.mean.astype(np.float64)
+    count = along(mean, counts)
+    return Moments(count * mean, rows.m2 + count * mean**2)
+
+
+def double(dtype):
+    """The type in which the host adds."""
+    return np.int64 if np.issubdtype(dtype, np.integer) else np.float64
+
+
+def results(modes, values, counts):
+    """{label: result} of sums, or of several along a first axis, of so many examples each."""
+
+    def of_leaf(mode, value):
+        if is_weighted(value):
+            return result(mode, value.value, np.asarray(value.weight))
+        return result(mode, value, counts)
+
+    return {label: per_leaf(partial(of_leaf, mode), values[label]) for label, mode in modes.items()}
+
+
+def results_of_rows(modes, rows):
+    """({label: results}, {norm: values}) of each row alone."""
+
+    def of_leaf(mode, value):
+        if mode != "STD":
+            return value
+        if is_weighted(value):
+            return Weighted(moments(value.value, value.weight), value.weight)
+        return moments(value, rows["examples"])
+
+    values = {
+        label: per_leaf(partial(of_leaf, mode), rows["values"][label])
+        for label, mode in modes.items()
+    }
+    norms = {name: per(norm, rows["steps"]) for name, norm in rows.get("norms", {}).items()}
+    return results(modes, values, rows["examples"]), norms
+
+
+def result(mode, value, count):
+    """The result of a sum over `count` examples, NaN where that is zero."""
+    if mode == "CONCAT":
+        return np.concatenate(value)
+    if mode == "MEAN":
+        return per(value, count)
+    if mode == "STD":
+        variance = per(value.squares, count) - per(value.total, count) ** 2
+        return np.sqrt(np.maximum(variance, 0))
+    return np.where(along(value, count) == 0, np.nan, value)
+
+
+def per(total, count):
+    """total / count, NaN where the count is zero."""
+    divisor = np.where(along(total, count) == 0, np.nan, along(total, count))
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.divide(total, divisor)
+
+
+def along(values, count):
+    """`count`, one number per first index of `values`, in a shape that broadcasts with `values`."""
+    return count.reshape(count.shape + (1,) * (np.ndim(values) - count.ndim))
+
+
+def per_leaf(function, tree, *others):
+    """The tree of function(leaf, ...), where a Weighted, a Spread, Moments and the list of CONCAT
+    are one leaf."""
+    is_leaf = lambda x: isinstance(x, Weighted | Spread | Moments | list)  # noqa: E731
+    return jax.tree.map(function, tree, *others, is_leaf=is_leaf)
+
+
+def plain(value):
+    """The values of the examples, or their shapes, without the weights."""
+    return value.value if is_weighted(value) else value
