@@ -211,8 +211,11 @@ class TrainingSums:
 
     def trees(self):
         """What a checkpoint within an epoch holds, of each replica."""
-        each = zip(self.epoch, self.line, self.rows, strict=True)
-        return [{"epoch": e.tree(), "line": line.tree(), "rows": rows} for e, line, rows in each]
+        trees = []
+        for epoch, line, rows in zip(self.epoch, self.line, self.rows, strict=True):
+            kept = {"rows": rows} if self.per_step else {}
+            trees.append({"epoch": epoch.tree(), "line": line.tree()} | kept)
+        return trees
 
     def take(self, replica, arrays):
         """Continue from one of the `trees`, its arrays by name. Returns whether the sums of the
@@ -223,10 +226,11 @@ class TrainingSums:
             return {k.removeprefix(prefix): a for k, a in arrays.items() if k.startswith(prefix)}
 
         rows, own = part("rows"), self.rows[replica]
-        line = same_kind(rows, named_leaves(own)) and self.line[replica].take(part("line"))
-        if line:
+        fits = not self.per_step or same_kind(rows, named_leaves(own))
+        fits = fits and self.line[replica].take(part("line"))
+        if fits and self.per_step:
             self.rows[replica] = map_named(lambda name, _: np.asarray(rows[name]), own)
-        return self.epoch[replica].take(part("epoch")), line
+        return self.epoch[replica].take(part("epoch")), fits
 
 
 def same_kind(arrays, wanted):
