@@ -158,26 +158,28 @@ class Sums:
 
     def tree(self):
         """All that is needed to continue, as arrays."""
+        values = per_leaf(lambda a: np.concatenate(a) if isinstance(a, list) else a, self.values)
+        counts = {"count": np.int64(self.examples), "refused": np.int64(self.refused)}
         return {
-            "counts": np.array([self.examples, self.steps, self.refused]),
-            "norms": self.norms,
-            "values": per_leaf(
-                lambda a: np.concatenate(a) if isinstance(a, list) else a, self.values
-            ),
+            "examples": counts | {"values": values},
+            "steps": {"count": np.int64(self.steps), "norms": self.norms},
         }
 
     def take(self, arrays):
-        """Continue from the `tree` of other sums, its arrays by name. Return False if they are not
-        sums of the same kind, which are left out."""
-        before = self.tree()
-        if not same_kind(arrays, named_leaves(before)):
-            return False
-        tree = map_named(lambda name, _: np.asarray(arrays[name]), before)
-        self.examples, self.steps, self.refused = map(int, tree["counts"])
-        self.norms, self.values = tree["norms"], tree["values"]
-        for label in [label for label, mode in self.modes.items() if mode == "CONCAT"]:
-            self.values[label] = jax.tree.map(lambda a: [a], self.values[label])
-        return True
+        """Continue from the `tree` of other sums, its arrays by name. What is not of the same kind,
+        the values or the norms, begins at zero. Returns (whether the values continue, whether the
+        norms do)."""
+        own = self.tree()
+        examples = same_tree(below(arrays, "examples"), own["examples"])
+        steps = same_tree(below(arrays, "steps"), own["steps"])
+        if examples:
+            self.examples, self.refused = int(examples["count"]), int(examples["refused"])
+            self.values = examples["values"]
+            for label in [label for label, mode in self.modes.items() if mode == "CONCAT"]:
+                self.values[label] = jax.tree.map(lambda a: [a], self.values[label])
+        if steps:
+            self.steps, self.norms = int(steps["count"]), steps["norms"]
+        return bool(examples), bool(steps)
 
 
 class TrainingSums:
@@ -218,29 +220,33 @@ class TrainingSums:
         return trees
 
     def take(self, replica, arrays):
-        """Continue from one of the `trees`, its arrays by name. Returns whether the sums of the
-        epoch were of the same kind, and whether those of the log line were."""
-
-        def part(name):
-            prefix = f"{name}/"
-            return {k.removeprefix(prefix): a for k, a in arrays.items() if k.startswith(prefix)}
-
-        rows, own = part("rows"), self.rows[replica]
-        fits = not self.per_step or same_kind(rows, named_leaves(own))
-        fits = fits and self.line[replica].take(part("line"))
-        if fits and self.per_step:
-            self.rows[replica] = map_named(lambda name, _: np.asarray(rows[name]), own)
-        return self.epoch[replica].take(part("epoch")), fits
+        """Continue from one of the `trees`, its arrays by name. Returns whether the values of the
+        epoch continue, and whether the log line does."""
+        values, _ = self.epoch[replica].take(below(arrays, "epoch"))
+        line = all(self.line[replica].take(below(arrays, "line")))
+        if self.per_step:
+            rows = same_tree(below(arrays, "rows"), self.rows[replica])
+            self.rows[replica] = rows or self.rows[replica]
+            line = line and bool(rows)
+        return values, line
 
 
-def same_kind(arrays, wanted):
-    """Whether these are arrays with the names, types and shapes of the `wanted` ones, apart from
-    the first axis, along which the rows of CONCAT grow."""
-    return arrays.keys() == wanted.keys() and all(
+def below(arrays, name):
+    """The arrays whose names begin with `name/`, without that."""
+    prefix = f"{name}/"
+    return {k.removeprefix(prefix): a for k, a in arrays.items() if k.startswith(prefix)}
+
+
+def same_tree(arrays, tree):
+    """The tree with these arrays by name; None if they have other names, types or shapes, apart
+    from the first axis, along which rows grow."""
+    wanted = named_leaves(tree)
+    fits = arrays.keys() == wanted.keys() and all(
         (array.dtype, array.ndim, array.shape[1:])
         == (wanted[name].dtype, wanted[name].ndim, wanted[name].shape[1:])
         for name, array in arrays.items()
     )
+    return map_named(lambda name, _: np.asarray(arrays[name]), tree) if fits else None
 
 
 def zero(mode, like):
