@@ -243,7 +243,7 @@ class Trainer:
         calls = []
         try:
             advance(self.feed, self.program, self.lane_numbers, self.states, count, calls)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # the user's code may call sys.exit
             if not calls:
                 raise
             self.error = error

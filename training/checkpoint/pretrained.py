@@ -28,7 +28,7 @@ from training.objective import preprocessed
 from utils import UserError, map_named, match_rules, named_leaves
 
 # Top-level names in a checkpoint that belong to the run, not to the model.
-RUN_NAMES = {*TrainState._fields, "logged", "probe"} - {"params", "state", "ema"}
+RUN_NAMES = {*TrainState._fields, "sums", "probe"} - {"params", "state", "ema"}
 OPTION = "training.pretrained"
 LOST = (
     ". The frozen weights are in this file alone, not in the checkpoints of a run that uses them: "
