@@ -103,13 +103,13 @@ def loop_of(recipe, data, folder, record):
 
 
 def keeper_of(loop):
-    return next(watcher for watcher in loop.watchers if isinstance(watcher, Keeper))
+    return next(each for each in loop.watchers if isinstance(each, Keeper))
 
 
 def write(loop):
     """Seconds to write the state while everything waits."""
     start = time.perf_counter()
-    tree = as_saved(loop.trainer.states[0], whole=True, position=0)
+    tree = as_saved(loop.trainer.states[0], whole=True, sums=None)
     storage.save(keeper_of(loop).folder / "at_once.params", tree, {})
     return time.perf_counter() - start
 
