@@ -130,7 +130,7 @@ def mutate(path, rng):
                     rng.choice((np.float16, np.int64, np.bool_, np.uint8))
                 ),
                 "name": lambda: array,
-                "scalar": lambda: array.reshape(-1)[:1].reshape(()),
+                "scalar": lambda: np.resize(array, ()),
                 "huge": lambda: np.full_like(
                     array, 2**31 - 1 if array.dtype.kind in "iu" else 1e38
                 ),
