@@ -4,12 +4,11 @@ batches are streamed.
 Both feeds have `shapes` (of one batch), `steps` (in an epoch; None if unknown), `nbytes` (on the
 device) and `waited` (seconds spent waiting for batches). `program(name, step, fori_loop, capacity,
 shardings)` makes the program for a step (`fori_loop` is None for one step per call; a call takes
-at most `capacity` steps), and `specs()`
-returns the specs of its arguments after the constants and the carry. `begin(epoch, start)` goes to
-a batch of an epoch, `calls(count)` yields the arguments of the calls that take up to `count`
-batches, `batch(epoch, position)` returns an earlier batch, and `close()` ends the feed. With
-several processes, each reads the rows of a batch that its own devices hold, or all of a resident
-dataset.
+at most `capacity` steps), and `specs()` returns the specs of its arguments after the constants and
+the carry. `begin(epoch, start)` goes to a batch of an epoch, `calls(count)` yields the arguments of
+the calls that take up to `count` batches, `batch(epoch, position)` returns an earlier batch, and
+`close()` ends the feed. With several processes, each reads the rows of a batch that its own devices
+hold, or all of a resident dataset.
 """
 
 import logging
@@ -246,18 +245,18 @@ class UserBatches:
     `start_at(epoch, batch)`, which goes to a batch."""
 
     def __init__(self, iterable, replicas):
-        self.iterable, self.replicas, self.nexts = iterable, replicas, None
+        self.iterable, self.replicas, self.rows = iterable, replicas, None
         self.seekable = hasattr(iterable, "start_at")
 
     def __call__(self, epoch, start):
         whole = self.iterable.start_at(epoch, start) if self.seekable else self.iterable
-        for batch, valid in padded(whole, self.nexts, start if self.seekable else 0):
+        for batch, valid in padded(whole, self.rows, start if self.seekable else 0):
             # Remembered, since a resumed epoch may begin at its last, short batch.
-            self.nexts = len(jax.tree.leaves(batch)[0])
+            self.rows = len(jax.tree.leaves(batch)[0])
             if jax.process_count() > 1:  # the loader of each process yields the same whole batches
-                own = self.replicas.rows(self.nexts)
+                own = self.replicas.rows(self.rows)
                 batch = jax.tree.map(lambda a, own=own: a[own], batch)
-            yield [batch] * len(self.replicas.seeds), self.nexts, valid
+            yield [batch] * len(self.replicas.seeds), self.rows, valid
 
 
 def drawn_batches(dataset, options, replicas, shuffle, epoch, start):

@@ -228,6 +228,7 @@ class Trainer:
 
     def begin(self, epoch, start=0):
         """Begin an epoch of training, or resume it after its first `start` batches."""
+        self.error = None  # the data is read again
         self.feed.begin(epoch, start)
 
     def training_sums(self):
