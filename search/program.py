@@ -7,17 +7,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from file_io import lines_of, parse_json, read_json
 from search.sweep_folder import with_values
 from training.checkpoint import storage
 from training.checkpoint.retention import EVALUATOR, Kept, measured, protect
-from training.rows import GOOD
 from training.runs.divergence import advice, description_of_bad_step
 from training.runs.folder import FINISHED, plain, write_json
-from training.update import bad_leaf_name
-from training.watchers import Reply
 from training.watching.metric_log import FILE, MOST_BYTES, line_of
 from utils import DONE
 from wiring.build import build
@@ -29,7 +24,7 @@ OF_ALL = ("examples_per_second", "tokens_per_second")  # of all trials together
 
 
 class EachTrial:
-    """The watcher of a program for what concerns single trials: a checkpoint is written and kept
+    """The observer of a program for what concerns single trials: a checkpoint is written and kept
     if it is among the best of any trial, by `options`; and a trial with a step that is not finite
     has failed, if such a step stops it (`may_fail`)."""
 
@@ -37,25 +32,25 @@ class EachTrial:
         self.folder, self.options, self.count, self.may_fail = folder, options, count, may_fail
         self.failed = {}  # {replica: (the steps before the bad one, why)}
 
+    @property
     def memory(self):
         return {"failed": [[replica, *how] for replica, how in self.failed.items()]}
 
-    def on_resume(self, run, point):
-        self.failed = failed_in(point.record)
+    @memory.setter
+    def memory(self, stored):
+        self.failed = {replica: (step, why) for replica, step, why in stored["failed"]}
 
-    def on_chunk(self, run, report):
-        for replica, rows in enumerate(report.rows if self.may_fail else ()):
-            bad = np.flatnonzero(rows["bad"] != GOOD)
-            if len(bad) and replica not in self.failed:
-                step = run.step - report.steps + int(bad[0])
-                params = run.trainer.replica_states()[0].params
-                what = bad_leaf_name(params, int(rows["bad"][bad[0]]))
-                self.failed[replica] = step, description_of_bad_step(step + 1, run.epoch, what)
+    def on_bad(self, run, bad):
+        if self.may_fail and not bad.of_state and bad.replica not in self.failed:
+            why = description_of_bad_step(bad.step + 1, run.epoch, bad.leaf)
+            self.failed[bad.replica] = bad.step, why
 
-    def on_epoch_end(self, run):
+    def on_row(self, run, row):
+        if not row.get("end_of_epoch"):
+            return None
         best = [entry for replica in range(self.count) for entry in self.best(replica, run.history)]
         protect(self.folder, best)
-        return Reply(save="best") if checkpoint_after(run.epoch) in dict(best) else None
+        return {"save": "best"} if checkpoint_after(run.epoch) in dict(best) else None
 
     def best(self, replica, history):
         """[name, value] of a replica's best checkpoints among those at the ends of its epochs."""
@@ -72,7 +67,8 @@ def checkpoint_after(epoch):
 
 def failed_in(record):
     """{replica: (the steps before the bad one, why)} in the record of a checkpoint."""
-    return {replica: (step, why) for replica, step, why in record.get("failed", ())}
+    memory = record["memories"].get("EachTrial", {"failed": ()})
+    return {replica: (step, why) for replica, step, why in memory["failed"]}
 
 
 def train_program(root, sweep, number, trusted):
@@ -89,9 +85,9 @@ def train_program(root, sweep, number, trusted):
     first = build(sweep.trial_config(trials[0]), source.name, trusted, folders)
     first.checkpoint = replace(first.checkpoint, monitor=sweep.monitor)
     may_fail = first.training.on_nonfinite == "stop"
-    watcher = EachTrial(folder, first.checkpoint, len(trials), may_fail)
+    observer = EachTrial(folder, first.checkpoint, len(trials), may_fail)
     keep_programs()
-    code = train(parts, root, "auto", watchers=[watcher])
+    code = train(parts, root, "auto", observers=[observer])
     if code == DONE:
         write_trials(sweep, folder, trials, first)
     return code
@@ -182,6 +178,6 @@ def write_checkpoints(program, folder, replica, count, records, own, lengths, op
         suffix = storage.files(program, name)[0].suffix
         arrays, record = storage.load(storage.places(program, name, count, suffix)[replica])
         arrays = {n: a for n, a in arrays.items() if probed or not n.startswith("probe/")}
-        record = {key: value for key, value in record.items() if key != "failed"} | each[name]
+        record = record | {"memories": {}} | each[name]
         storage.save(folder / f"{name}{suffix}", arrays, record)
     return kept.summary_of_best(options.monitor, records)

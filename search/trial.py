@@ -5,7 +5,6 @@ import shutil
 import sys
 from pathlib import Path
 
-from training.watchers import Reply
 from utils import RunError, UserError
 from wiring.build import build
 from wiring.own_modules import look_in
@@ -14,18 +13,18 @@ MARK = "The trial failed: "  # begins the line in which its process prints the r
 
 
 class Pause:
-    """The watcher that stops a run after an epoch, to be resumed later."""
+    """The observer that stops a run after an epoch, to be resumed later."""
 
     def __init__(self, epoch):
         self.epoch = epoch
 
-    def on_ready(self, run):  # the epoch may have been reached before the sweep was killed
-        return self.on_epoch_end(run)
+    def on_start(self, run):  # the epoch may have been reached before the sweep was killed
+        return self.on_row(run, {"end_of_epoch": True})
 
-    def on_epoch_end(self, run):
-        if run.completed < self.epoch or run.finished:
+    def on_row(self, run, row):
+        if "end_of_epoch" not in row or run.completed < self.epoch or run.finished:
             return None
-        return Reply(interrupt=f"the sweep in epoch {run.completed}")
+        return {"pause": f"the sweep in epoch {run.completed}"}
 
 
 def reported(run):
@@ -52,4 +51,4 @@ def train_trial(root, sweep, number, until, trusted):
     config = sweep.trial_config(trial)
     parts = build(config, source.name, trusted, look_in(source.parent))
     keep_programs()
-    return train(parts, root, "auto", watchers=[Pause(until)] if until else [])
+    return train(parts, root, "auto", observers=[Pause(until)] if until else [])

@@ -193,7 +193,7 @@ class Update(NamedTuple):
     passes: int | None = None
 
 
-# an object with any of the hooks of training/watching/hooks.py
+# an object with any of the methods of training/observers.py
 Callback = NewType("Callback", object)
 
 # an object with any of the methods that training/watching/publish.py calls

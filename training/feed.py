@@ -76,6 +76,14 @@ class Resident:
             yield [(self.data, order, self.valid, *which) for order in self.orders], taken
             self.next += taken
 
+    def latest(self):
+        """The batch of the first lane in the latest step, on the device."""
+
+        def rows(order):
+            return jax.tree.map(lambda a: a[order[self.next - 1]], self.data)
+
+        return jax.vmap(rows)(self.orders[0]) if self.replicas.stacked else rows(self.orders[0])
+
     def batch(self, epoch, position):
         """(batch, count of genuine examples) of each replica at a position of an epoch, on the
         host."""
@@ -150,7 +158,12 @@ class Streamed:
             self.waited += time.perf_counter() - before
             if lanes is None:
                 return
+            self.taken = lanes[0]
             yield [(batch, valid) for batch in lanes], 1
+
+    def latest(self):
+        """The batch of the first lane in the latest step, on the device."""
+        return self.taken
 
     def batch(self, epoch, position):
         """(batch, count of genuine examples) of each replica at a position of an epoch, read again;

@@ -23,19 +23,18 @@ from training.checkpoint.pretrained import (
 from training.checkpoint.probe import Probe, probe_input
 from training.checkpoint.storage import check_format
 from training.devices.options import MeshOptions
-from training.devices.processes import agreed, is_first
+from training.devices.processes import is_first, several
 from training.devices.signals import Signals
 from training.devices.utilisation import utilisation
 from training.loop import Loop
 from training.loss import cross_entropy
 from training.objective import supervised
+from training.observers import check_callbacks
 from training.optimizers import sgd
 from training.options import CheckpointOptions, LoggingOptions, PretrainedOptions
 from training.run import Clock, LearningRates, Run
 from training.runs.argument_checks import check_pairs
 from training.runs.arguments import ALL_DEVICES, EVERY_EPOCH, check_known, own_record, recipe_of
-from training.runs.budget import Budget
-from training.runs.callback_checks import check_callbacks
 from training.runs.divergence import Divergence
 from training.runs.dry_run import DryRun
 from training.runs.recovery import best_of, check_unchanged, point_of
@@ -45,8 +44,7 @@ from training.runs.shape_check import check_batches, check_shapes, reported_name
 from training.trainer import Trainer
 from training.update import gradient_update
 from training.watching.console import ProgressBar, show_on_console
-from training.watching.hooks import Callbacks
-from training.watching.metric_log import EVERY_50_STEPS, MetricLog
+from training.watching.metric_log import EVERY_50_STEPS, Histograms, MetricLog
 from training.watching.publish import About, PictureFiles, Publisher
 from training.watching.view import View
 from training.watching.waiting import WaitingForData
@@ -55,7 +53,7 @@ from utils import RunError, UserError, named_leaves, shown_if_slow
 logger = logging.getLogger("main")
 
 # Arguments of `fit` that are not part of the recipe.
-OF_THE_RUN = ("train", "test", "val", "folder", "resume", "config", "watchers")
+OF_THE_RUN = ("train", "test", "val", "folder", "resume", "config")
 # Arguments of `evaluate` that are not part of the recipe.
 EVALUATED = ("model", "params", "state", "data", "step")
 
@@ -75,7 +73,8 @@ def fit(
     vary: dict | None = None,
     seed: int = 0, replicas: int = 1, accumulate: int = 1,
     precision: Literal["float32", "bfloat16"] = "float32", ema: float | None = None,
-    eval_every: int = 1, eval_initial: bool = False, test_at: Literal["epochs", "end"] = "epochs",
+    eval_every: int | dict = 1, eval_initial: bool = False, limit_eval_batches: int | None = None,
+    test_at: Literal["epochs", "end"] = "epochs",
     limit_batches: int | None = None, overfit_batches: int = 0,
     on_nonfinite: Literal["stop", "skip", "rollback"] = "stop", rollbacks: int = 3,
     detect_nans: bool = False, pretrained: str | PretrainedOptions | None = None,
@@ -85,7 +84,7 @@ def fit(
     eval_collate_fn: Callable | None = None, device_budget_mb: int = 2048, prefetch: int = 2,
 
     folder: str | PathLike | None = None, resume: bool | Literal["override"] = False,
-    config: dict | None = None, callbacks: Sequence[Any] = (), watchers: Sequence[Any] = (),
+    config: dict | None = None, callbacks: Sequence[Any] = (),
     log: LoggingOptions | dict = EVERY_50_STEPS, rates: Mapping[str, Any] | None = None,
     checkpoint: CheckpointOptions | dict = EVERY_EPOCH,
     mesh: MeshOptions | dict = ALL_DEVICES, sharding: Any = None,
@@ -102,7 +101,7 @@ def fit(
     With a `folder`, the run leaves metrics.jsonl and checkpoints there; `resume=True` continues
     from the newest good checkpoint, if there is one, `resume="override"` also with other options
     or data. `config` is a dict for the trackers and the checkpoints, such as {"width": 64}.
-    `watchers` are added to those of the toolkit (training/watchers.py).
+    A callback is an object with some of the methods of training/observers.py.
     """
     folder = None if folder is None else local_path("folder", folder)
     arguments = {name: plain(value) for name, value in locals().items()}  # all of the above
@@ -112,13 +111,13 @@ def fit(
     check_pairs({"train": train, "test": test}, objective)
     sets = datasets(train, val, test, recipe.loader, overfit_batches)
     check_iterators(sets, recipe.training)
-    check_run(recipe, folder, resume, watchers)
+    check_run(recipe, folder, resume)
     check_callbacks(recipe, sets["train"])
     show_on_console()
     record = own_record(recipe, sets, config)
     with holding(folder, resume, record) as (checkpoint, begin):
         of_run = folder, record, checkpoint
-        return train_recipe(recipe, sets, *of_run, watchers=watchers, begin=begin)
+        return train_recipe(recipe, sets, *of_run, begin=begin)
 # fmt: on
 
 
@@ -181,7 +180,7 @@ def plain(value):
 
 
 def train_recipe(
-    recipe, sets, folder=None, record=None, checkpoint=None, watchers=(), begin=lambda: None
+    recipe, sets, folder=None, record=None, checkpoint=None, observers=(), begin=lambda: None
 ) -> Run:
     """Train a recipe on {"train": dataset, "test": dataset, ...}, starting from the checkpoint if
     there is one, and return the finished Run. `begin` is called once all is checked, and before
@@ -191,7 +190,7 @@ def train_recipe(
     ):
         trainer = trainer_of(recipe, sets)
     with closing(trainer):
-        loop, start = assemble(recipe, trainer, sets, folder, record, checkpoint, watchers, begin)
+        loop, start = assemble(recipe, trainer, sets, folder, record, checkpoint, observers, begin)
         return loop.train(start)
 
 
@@ -231,11 +230,11 @@ def assemble(
     folder=None,
     record=None,
     checkpoint=None,
-    watchers=(),
+    observers=(),
     begin=lambda: None,
 ):
-    """(the Loop of a run with all of its watchers, and its trainer started; the Point of the
-    checkpoint, or None). `begin` is called before a watcher may write."""
+    """(the Loop of a run with all of its observers, and its trainer started; the Point of the
+    checkpoint, or None). `begin` is called before an observer may write."""
     recipe, training, record = recipe.for_sets(sets), recipe.training, record or {"config": {}}
     pretrained = None
     if not checkpoint or is_merged(recipe.model):  # no checkpoint holds frozen weights
@@ -263,22 +262,22 @@ def assemble(
     view = View(run, lambda: rates(run.step), publish=log.publish, **seen)
     histograms = log.publish.channels_for("histogram")
     monitor = recipe.checkpoint.monitor if keeper else None
+    tokens = getattr(sets["train"], "tokens_per_example", None)
+    clock = Clock(trainer, tokens, utilisation(trainer), training.max_seconds)
+    draws = recipe.logging.histograms and (several() or histograms)
     team = [  # in the order in which they see the run
-        *([keeper] if keeper else []),  # closed before Signals, so a signal cannot stop its write
-        Signals(),
+        *([keeper] if keeper else []),  # closed first, so that a signal cannot stop its write
         Divergence(trainer, training, keeper, log),
-        Budget(training),
         DryRun(recipe, trainer, reader, rates, monitor, histograms),
         *([ProgressBar()] if recipe.logging.progress_bar else []),
         log,
-        WaitingForData(trainer.feed, getattr(sets["train"], "advice", None)),
-        Callbacks(recipe.callbacks, view, recipe.optimizer),
-        *watchers,
+        *([Histograms(log.publish)] if draws else []),
+        WaitingForData(clock, getattr(sets["train"], "advice", None)),
+        *recipe.callbacks,
+        *observers,
     ]
     best = (lambda: best_of(keeper, trainer)) if keeper else None
-    tokens = getattr(sets["train"], "tokens_per_example", None)
-    clock = Clock(trainer, tokens, utilisation(trainer))
-    return Loop(run, recipe, team, reader, clock, rates, best=best, agree=agreed), start
+    return Loop(run, recipe, team, view, reader, clock, rates, Signals(), best), start
 
 
 def metric_log(recipe, folder, record, checkpoint):
@@ -293,11 +292,9 @@ def metric_log(recipe, folder, record, checkpoint):
     return MetricLog(folder, options, publish, keep_going=keep_going)
 
 
-def check_run(recipe, folder, resume, watchers):
+def check_run(recipe, folder, resume):
     """Refuse options of `fit` that contradict each other, and a format that cannot be written."""
     check_format(recipe.checkpoint.format)
-    if not isinstance(watchers, list | tuple):
-        raise UserError(f"watchers: must be a list, got {watchers!r}; put it in brackets")
     if resume not in (False, True, "override"):
         raise UserError(f'resume: must be False, True or "override", got {resume!r}')
     if folder is None and (resume or recipe.training.on_nonfinite == "rollback"):

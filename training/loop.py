@@ -1,7 +1,9 @@
-"""The training loop: for every epoch, for every chunk of steps, for every watcher. It is the only
-code that advances a run, and only this file changes a Run; watchers request changes by Replies."""
+"""The training loop: for every epoch, for every chunk of steps, for every observer. It is the only
+code that advances a run, and only this file changes a Run; observers request changes by what they
+return (training/observers.py)."""
 
 import logging
+import math
 import time
 from collections import deque
 from contextlib import suppress
@@ -11,10 +13,27 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from training.devices.processes import agreed, from_first, is_first, several
+from training.observers import (
+    NEVER,
+    SAVES,
+    Bad,
+    Replies,
+    Snapshot,
+    is_due_at_end,
+    keys_of,
+    memories,
+    name_of,
+    remember,
+    reply_of,
+    reported_by,
+    steps_left,
+)
 from training.rows import GOOD
 from training.run import examples_of
-from training.watchers import SAVES, Ahead, Report, Snapshot, check_watchers, reply_of, steps_left
-from utils import RunError, first_line
+from training.transforms import check_rate
+from training.update import bad_leaf_name
+from utils import RunError, UserError, first_line
 
 logger = logging.getLogger("main")
 
@@ -27,52 +46,87 @@ class Chunk(NamedTuple):
     steps: int
     position: int  # in the epoch, after these steps
     calls: list  # the calls of programs, with their rows on the device
-    due: tuple  # the watchers that must see the run after these steps
+    due: tuple  # the numbers of the observers that are due after these steps
     line: bool  # whether a log line ends with these steps
+    evaluate: bool  # whether the held-out sets are evaluated after these steps
+    ends: bool  # whether the seconds of the run are over
     sending: tuple  # what the clock measured while they were sent
 
 
-class Loop:
-    """One run. `reader` names its values, `learning_rates(step)` are those of a step, `best()`
-    returns the Best of the run, or None; `agree` returns process 0's numbers."""
+class Ahead(NamedTuple):
+    """How far the steps sent to the device are; run.step is up to one chunk behind."""
 
-    def __init__(self, run, recipe, watchers, reader, clock, learning_rates, *, best, agree):
-        self.run, self.trainer, self.recipe, self.watchers = run, run.trainer, recipe, watchers
-        self.reader, self.clock, self.learning_rates = reader, clock, learning_rates
-        self.best, self.agree = best, agree
-        check_watchers(watchers)
-        self.planners = [w for w in watchers if hasattr(w, "steps_left") or hasattr(w, "overdue")]
-        self.state_watchers = [w for w in watchers if hasattr(w, "needs_state")]
+    step: int
+    position: int  # in the epoch
+
+
+class Boundary(NamedTuple):
+    """What is still to be done at a step after the observers have replied."""
+
+    evaluate: bool = False
+    save: str | None = None
+
+
+class Loop:
+    """One run. `view` is the run as observers see it, `reader` names its values,
+    `learning_rates(step)` are those of a step, `signals` are those that end a run, and `best()`
+    returns the Best of the run, or None."""
+
+    def __init__(
+        self, run, recipe, observers, view, reader, clock, learning_rates, signals, best=None
+    ):
+        self.run, self.trainer, self.recipe, self.observers = run, run.trainer, recipe, observers
+        self.view, self.reader, self.clock = view, reader, clock
+        self.learning_rates, self.signals, self.best = learning_rates, signals, best
+        self.keys = keys_of(observers)
+        late = [getattr(each, "late", False) for each in observers]
+        self.here = [is_first() or not each for each in late]  # which are called in this process
+        self.waits = [not each for each in late]  # which see the state after the step
+        self.sees_batches = any(hasattr(each, "on_batch") for each in observers)
         self.in_epochs = recipe.sets_in_epochs(self.trainer.feeds)  # the sets to evaluate there
+        lines = recipe.logging
+        self.line_every = {"batches": lines.every_steps, "seconds": lines.every_seconds}
+        self.line_every = {key: number for key, number in self.line_every.items() if number}
+        self.eval_every = recipe.training.evaluations()
+        self.times = {}  # {what is due by seconds: the time when it was due last}
+        self.scales = {}  # {key of an observer: the lr_scale that it returned}
         self.in_flight = deque()  # the Chunks whose rows have not been read yet
         self.pace = 1  # steps that take CHUNK_SECONDS, as measured; it at most doubles per chunk
         self.agreed_pace = 1  # the pace of all processes; also of evaluations, in batches
         self.elapsed = 0.0  # seconds of this epoch before the run was resumed
         self.resumed_at = 0  # the position in the epoch from which it was resumed, or went back to
+        self.todo = Boundary()  # what is left to do at this step
+        # "steps" or "epoch" if a signal ended the run before what is due there was done
+        self.open_at = None
         self.underway = False  # whether the states on the device belong to the run
 
     def train(self, start=None):
-        """Train from the first step, or from the Point `start`, until a watcher stops the run."""
+        """Train from the first step, or from the Point `start`, until something stops the run."""
         run = self.run
+        run.resumed = start is not None
         try:
-            self.notify("on_training_start")
+            self.signals.handle()
             if start:
                 self.go_to(start)
+            first = self.ask("on_start")
+            self.apply(first)
+            if start:
+                self.remember(start)
             if start is None or start.before_first_row:
                 self.evaluate_initial_params()
             self.underway = True
-            self.notify("on_ready")
+            if first.save:
+                self.save(first.save)
+            self.end_if_spent()
             ended = False
             while not ended:
                 while not run.finished and not run.stopped:
                     self.epoch()
-                ended = self.state_is_finite() and not self.notify("on_stop")
+                ended = self.save("last" if run.finished else "whole")
             self.evaluate_unfinished_epoch()
-            self.notify("on_stopped")
-            self.end()
-            self.notify("on_training_end")
-            if run.cut_short:
-                logger.info("Stopped by %s after step %d", run.stopped_why, run.step)
+            self.ask("on_end")
+            self.test()
+            self.log_why_it_ended()
         except (Exception, SystemExit) as error:  # the user's code may call sys.exit
             self.rescue(error)
             raise
@@ -88,100 +142,129 @@ class Loop:
         run = self.run
         self.clock.start_epoch(self.elapsed)
         run.epoch, run.evaluated = run.completed + 1, []
-        self.notify("on_epoch_start")
-        if run.stopped and not run.position:
-            return  # an epoch in progress returns below, after its metrics are cleared
-        if not run.position:
+        if run.position:
+            logger.info("---- RESUMING EPOCH %d AFTER %d BATCHES ----", run.epoch, run.position)
+        else:
+            logger.info("---- STARTING EPOCH %d ----", run.epoch)
             run.sums = self.trainer.training_sums()
         self.trainer.begin(run.epoch, run.position)
-        if self.trainer.prepare():
-            self.notify("on_compiled")
+        self.trainer.prepare()
         self.resumed_at = run.position
         self.clock.start_training(examples_of(run.sums.epoch), examples_of(run.sums.line))
-        for report in self.chunks():
-            went_back = self.notify("on_chunk", report)
-            if went_back:
-                return  # and begin this epoch again from there
-        if not run.stopped and not self.state_is_finite():
+        if self.open_at == "steps" and self.serve():
             return
-        values = None if run.stopped else self.end_of_training()
-        every = self.recipe.training.eval_every
-        sets = self.in_epochs if every and run.epoch % every == 0 else []
-        evaluated = None if values is None else self.evaluate(sets)
-        if evaluated is None:
-            run.metrics = {}  # an unfinished epoch has none
-            return
-        row = {"epoch": run.epoch, "step": run.step, **run.metrics, **self.clock.epoch()}
-        run.history.append(row)
-        run.completed, run.position, run.line_position, self.elapsed = run.epoch, 0, 0, 0.0
-        self.notify("on_epoch_end")
+        for chunk, bad in self.chunks():
+            if self.boundary(chunk, bad):
+                return  # the run went back, and this epoch begins again from there
+        if not run.stopped:
+            self.end_of_epoch()
 
     # Steps.
 
     def chunks(self):
-        """Train the rest of the epoch, and yield the Report of each chunk. While a chunk computes,
-        the previous one is read. Chunks may end anywhere without changing a bit of the result."""
+        """Train the rest of the epoch, and yield each Chunk with what was bad in it. While a chunk
+        computes, the previous one is read. Chunks may end anywhere without changing a bit of the
+        result."""
         run = self.run
-        ahead = Ahead(run.step, run.position, run.line_position, time.monotonic())
+        ahead = Ahead(run.step, run.position)
         steps = 1
         while steps and not run.stopped:
-            count, due, at_once = self.next_chunk(ahead)
+            count, plan = self.next_chunk(ahead)
             before = self.clock.now()
             steps, calls = self.trainer.train(count)
+            waits = False
             if steps:
+                ahead = Ahead(ahead.step + steps, ahead.position + steps)
                 sending = self.clock.sent(before)
-                position = ahead.position + steps
-                due = due if steps == count else at_once
-                line = any(getattr(watcher, "ends_line", False) for watcher in due)
-                self.in_flight.append(Chunk(steps, position, calls, due, line, sending))
-                ahead = ahead._replace(step=ahead.step + steps, position=position)
-                if line:
-                    ahead = ahead._replace(line_position=position, line_time=time.monotonic())
-                state_needed = any(w.needs_state(w in due, line) for w in self.state_watchers)
-            unread = 1 if steps and not state_needed else 0  # chunks that may stay in flight
-            if len(self.in_flight) <= unread:
-                self.notify("on_pause")  # there is no report yet, but a signal may have arrived
+                chunk = self.planned(plan, steps == count, steps, ahead.position, calls, sending)
+                self.in_flight.append(chunk)
+                waits = chunk.evaluate or any(self.waits[i] for i in chunk.due)
+            unread = 1 if steps and not waits else 0  # chunks that may stay in flight
+            self.poll()
             while len(self.in_flight) > unread:
                 yield self.settled(self.in_flight.popleft())
         while self.in_flight:
             yield self.settled(self.in_flight.popleft())
 
     def next_chunk(self, ahead):
-        """(steps of the next chunk, the watchers that are due after them, the watchers that are due
-        even if the epoch ends before). Process 0 decides, since watchers may use its clock."""
-        left = [steps_left(watcher, ahead) for watcher in self.planners]
-        overdue = [hasattr(w, "overdue") and w.overdue(ahead) for w in self.planners]
-        count = min([self.pace, *left])
-        due = sum(1 << i for i, n in enumerate(left) if n <= count or overdue[i])
-        at_once = sum(1 << i for i, late in enumerate(overdue) if late)
-        count, self.agreed_pace, due, at_once = self.agree([count, self.pace, due, at_once])
+        """(steps of the next chunk, what is due after it), as process 0 decides, since some of it
+        is due by its clock."""
+        options, now = self.recipe.training, time.monotonic()
+        every = [getattr(each, "every", None) or {} for each in self.observers]
+        every += [self.line_every, self.eval_every]
+        left = [steps_left(each, *ahead) for each in every]
+        by_time = [self.is_due_by_time(i, each, now) for i, each in enumerate(every)]
+        budget = options.max_steps - ahead.step if options.max_steps else NEVER
+        count = max(1, min([self.pace, budget, *left]))
+        count = 1 if self.sees_batches else count
+        by_steps = sum(1 << i for i, steps in enumerate(left) if steps <= count)
+        by_time = sum(1 << i for i, is_due in enumerate(by_time) if is_due)
+        ends = int(self.clock.is_spent())
+        count, self.agreed_pace, by_steps, by_time, ends = agreed(
+            [count, self.pace, by_steps, by_time, ends]
+        )
         self.pace = self.agreed_pace
+        return count, (by_steps, by_time, ends)
 
-        def chosen(bits):
-            return tuple(watcher for i, watcher in enumerate(self.planners) if bits >> i & 1)
+    def is_due_by_time(self, number, every, now):
+        """Whether something is due by seconds, which are then counted from now on."""
+        if "seconds" not in every:
+            self.times.pop(number, None)
+            return False
+        if now - self.times.setdefault(number, now) < every["seconds"]:
+            return False
+        self.times[number] = now
+        return True
 
-        return count, chosen(due), chosen(at_once)
+    def planned(self, plan, whole, steps, position, calls, sending):
+        """The Chunk of steps that were sent; it is as long as was planned if it is `whole`."""
+        by_steps, by_time, ends = plan
+        bits = by_time | (by_steps if whole else 0)
+        count = len(self.observers)
+        line, evaluate = bool(bits >> count & 1), bool(bits >> count + 1 & 1)
+        due = [
+            i
+            for i, each in enumerate(self.observers)
+            if hasattr(each, "on_steps")
+            and (bits >> i & 1 or (line and getattr(each, "every", None) is None))
+        ]
+        return Chunk(steps, position, calls, tuple(due), line, evaluate, bool(ends), sending)
 
     def settled(self, chunk):
-        """Wait for a chunk and return its Report."""
+        """Wait for a chunk, and add its rows to what the run has measured. Returns (the chunk, a
+        list of Bad)."""
         run, first = self.run, self.run.step
         rows = self.trainer.read(chunk.calls)
         measured = round(CHUNK_SECONDS * chunk.steps / self.clock.done(chunk.sending))
         self.pace = max(1, min(measured, 2 * self.pace))
+        self.signals.has_trained = True
         run.step, run.position = run.step + chunk.steps, chunk.position
-        bad, throughput = None, None
-        if self.trainer.halts:
-            rows, bad = until_bad(rows, first)
+        bad = self.bad_steps(rows, first)
+        if self.trainer.halts:  # the rows after a bad step are none
+            ends = {each.replica: each.step - first for each in bad}
+            rows = [cut(own, ends.get(replica)) for replica, own in enumerate(rows)]
         run.sums.add(rows)
-        if chunk.line and not bad:
-            run.each_step = self.single_steps()
+        run.throughput = None
+        if chunk.line and not (bad and self.trainer.halts):
             line = run.sums.line
+            run.each_step = self.single_steps()
             run.metrics = self.reader.values("train", line) | self.learning_rates(run.step)
             steps = run.position - max(run.line_position, self.resumed_at)
-            throughput = self.clock.new_line(steps, examples_of(line))
+            run.throughput = self.clock.new_line(steps, examples_of(line))
             run.line_position = run.position
             run.sums.new_line()
-        return Report(chunk.steps, rows, bad, chunk.due, throughput)
+        return chunk, bad
+
+    def bad_steps(self, rows, first):
+        """The first Bad of each replica in the rows of a chunk that begins with the step
+        `first`."""
+        found, params = [], None
+        for replica, own in enumerate(rows):
+            for i in np.flatnonzero(own["bad"] != GOOD)[:1].tolist():
+                params = params or self.trainer.replica_states()[0].params
+                leaf = bad_leaf_name(params, int(own["bad"][i]))
+                found.append(Bad(first + i, leaf, replica, of_state=False))
+        return sorted(found)
 
     def single_steps(self):
         """{name: array} of the values of each step since the last log line; {} if they are not
@@ -192,51 +275,171 @@ class Loop:
         steps = np.arange(run.step - count, run.step) + 1
         return {"step": steps} | self.reader.each_step(run.sums.modes["line"], run.sums.rows)
 
+    # Boundaries.
+
+    def boundary(self, chunk, bad):
+        """After a chunk, the observers that are due reply, then the held-out sets are evaluated, if
+        that is due, then a checkpoint is written. At the end of an epoch, the last two belong to
+        `end_of_epoch`. Returns whether the run went back."""
+        run = self.run
+        for each in bad:
+            if self.apply(self.ask("on_bad", each)):
+                return True
+        if self.sees_batches:
+            self.apply(self.ask("on_batch", self.trainer.latest_batch()))
+        replies = self.ask("on_steps", among=chunk.due)
+        self.apply(replies)
+        self.todo = Boundary(chunk.evaluate or replies.evaluate, replies.save)
+        if run.position == run.steps and not run.stopped:
+            return False
+        went_back = self.serve()
+        if not went_back:
+            self.end_if_spent(chunk.ends)
+        self.poll()
+        return went_back
+
+    def serve(self):
+        """Do what is left to do at this step of an epoch. If a signal arrives meanwhile, a resumed
+        run does it. Returns whether the run went back."""
+        run, (evaluate, save) = self.run, self.todo
+        self.open_at = "steps" if evaluate else None
+        if (evaluate or save) and not self.state_is_finite():
+            return True
+        if evaluate and self.in_epochs:
+            run.evaluated, run.within_epoch = [], True
+            values = self.evaluate(self.in_epochs)
+            run.within_epoch = False
+            if values is None:
+                return False
+            row = {"epoch": run.epoch, "step": run.step, "evaluation": True}
+            replies = self.end_of_evaluation(row, values)
+            save = most(save, replies.save)
+        self.todo, self.open_at = Boundary(), None
+        return bool(save) and not self.save(save)
+
+    def end_of_epoch(self):
+        """The boundary at the end of an epoch, which is a row of the history."""
+        run, every = self.run, self.eval_every
+        if self.open_at != "epoch":
+            due = [i for i, each in enumerate(self.observers) if self.is_due_at_end(each)]
+            replies = self.ask("on_steps", among=due)
+            self.apply(replies)
+            evaluate = self.todo.evaluate or replies.evaluate or is_due_at_end(every, run.epoch)
+            self.todo = Boundary(evaluate, most(self.todo.save, replies.save))
+        self.open_at, run.evaluated = "epoch", []
+        if not self.state_is_finite():
+            return
+        self.end_of_training()
+        evaluated = self.evaluate(self.in_epochs if self.todo.evaluate else [])
+        if evaluated is None:
+            run.metrics = {}  # an unfinished epoch has none
+            return
+        row = {"epoch": run.epoch, "step": run.step, **run.metrics, **self.clock.epoch()}
+        run.history.append(row)
+        run.completed, run.position, run.line_position, self.elapsed = run.epoch, 0, 0, 0.0
+        replies = self.end_of_evaluation(row | {"end_of_epoch": True})
+        save, self.todo, self.open_at = most(self.todo.save, replies.save), Boundary(), None
+        if not save or self.save(save):
+            self.end_if_spent(agreed([self.clock.is_spent()])[0])
+        self.poll()
+
+    def is_due_at_end(self, observer):
+        """Whether an observer is due at the end of this epoch."""
+        every = getattr(observer, "every", None)
+        return hasattr(observer, "on_steps") and is_due_at_end(every, self.run.epoch)
+
     def end_of_training(self):
-        """{metric: value} of the epoch's training."""
+        """Report the values of the epoch's training."""
         run, sums = self.run, self.run.sums.epoch
         run.each_step = self.single_steps()
         self.clock.end_training(run.position - self.resumed_at, examples_of(sums))
         run.arrays |= self.reader.arrays("train", sums)
         run.metrics = self.reader.values("train", sums) | self.learning_rates(run.step)
-        self.notify("on_values", "train", run.metrics)
-        return run.metrics
+        self.apply(self.ask("on_evaluated", "train", run.metrics))
+
+    def end_of_evaluation(self, row, values=None):
+        """Report a row of values: those of the run, or `values`. Returns the Replies."""
+        self.run.row = row | (values or {})
+        replies = self.ask("on_row", self.run.row)
+        self.apply(replies)
+        return replies
+
+    def end_if_spent(self, seconds_are_over=False):
+        """End the run if its budget is exhausted."""
+        run, options = self.run, self.recipe.training
+        if options.max_steps and run.step >= options.max_steps:
+            why = "training.max_steps"
+        elif seconds_are_over:
+            why = f"training.max_seconds ({options.max_seconds:g} s)"
+        else:
+            return
+        if not run.finished and not run.stopped:
+            run.stopped = True
+            run.stopped_by = run.budget_exhausted = why
+
+    def poll(self):
+        """Return whether a signal ends the run here."""
+        run = self.run
+        if not run.signal and (name := self.signals.received()):
+            run.stopped, run.signal = True, name
+        return bool(run.signal)
 
     # Evaluations.
 
-    def evaluate(self, names, weights=None, step=None):
-        """{metric: value} of these sets, validation sets first; None if interrupted. `weights` are
-        others than the current ones, trained for `step` steps."""
+    def evaluate(self, names, weights=None, step=None, limited=True):
+        """{metric: value} of these sets, validation sets first; None if a signal arrived. `weights`
+        are others than the current ones, trained for `step` steps."""
         run, trainer = self.run, self.trainer
-        for kind in ("validation", "test"):
-            members = [name for name in names if (name == "test") == (kind == "test")]
-            if members:
-                self.notify(f"on_{kind}_start")
-            for name in members:
-                when = run.epoch, run.step if step is None else step
-                sums = trainer.evaluate(name, self.agreed_pace, self.interrupted, weights, *when)
-                if sums is None:
-                    return None
-                named = self.reader.values(name, sums)
-                run.metrics = run.metrics | named
-                run.arrays |= self.reader.arrays(name, sums)
-                run.evaluated.append(name)
-                self.notify("on_values", name, named)
-            if members:
-                self.notify(f"on_{kind}_end")
+        limit = self.recipe.training.limit_eval_batches if limited else None
+        when = run.epoch, run.step if step is None else step
+        for name in sorted(names, key=lambda name: name == "test"):
+            sums = trainer.evaluate(name, self.agreed_pace, self.poll, weights, *when, limit=limit)
+            if sums is None:
+                return None
+            named = self.reader.values(name, sums)
+            run.metrics = run.metrics | named
+            run.arrays |= self.reader.arrays(name, sums)
+            run.evaluated.append(name)
+            replies = self.ask("on_evaluated", name, named, among=self.due_at_evaluation(limited))
+            run.metrics = run.metrics | replies.values
+            self.apply(replies)
+        self.check_reported(limited)
         return {name: v for name, v in run.metrics.items() if name.partition("_")[0] in names}
 
-    def interrupted(self):
-        """Let the watchers interrupt the run here, and return whether one did."""
-        self.notify("on_pause")
-        return bool(self.run.signal)
+    def due_at_evaluation(self, limited=True):
+        """The numbers of the observers that see this evaluation: those that are due here, and those
+        without an `every`. The last test of a run is for all."""
+        run = self.run
+
+        def is_due(observer):
+            every = getattr(observer, "every", None)
+            if every is None or not limited:
+                return True
+            at_end = self.open_at == "epoch" and is_due_at_end(every, run.epoch)
+            return at_end or steps_left(every, run.step - 1, run.position - 1) == 1
+
+        return [i for i, each in enumerate(self.observers) if is_due(each)]
+
+    def check_reported(self, limited):
+        """Refuse an evaluation without a value that an observer reports, since early stopping, or
+        the choice of the best checkpoint, may wait for it."""
+        run = self.run
+        for i in self.due_at_evaluation(limited):
+            for name in reported_by(self.observers[i], run.evaluated):
+                if name not in run.metrics:
+                    raise UserError(
+                        f"callbacks: {name_of(self.observers[i])} reports {name!r}, but epoch "
+                        f"{run.epoch} has no such value; on_evaluated must return "
+                        f'{{"values": {{{name!r}: number}}}}'
+                    )
 
     def evaluate_initial_params(self):
         """Evaluate before the first step, so that curves begin with the initial params."""
+        run = self.run
         if self.recipe.training.eval_initial:
             if values := self.evaluate(self.in_epochs):
-                self.notify("on_extra_row", {"epoch": 0, "step": 0, "initial": True}, values)
-            self.run.metrics, self.run.evaluated = {}, []
+                self.end_of_evaluation({"epoch": 0, "step": 0, "initial": True}, values)
+            run.metrics, run.evaluated = {}, []
 
     def evaluate_unfinished_epoch(self):
         """If a budget or a callback ended the run within an epoch, evaluate its last weights, which
@@ -244,24 +447,25 @@ class Loop:
         run = self.run
         if run.position and self.is_over():
             values = self.reader.values("train", run.sums.epoch)
+            run.evaluated = []
             if (evaluated := self.evaluate(self.in_epochs)) is not None:
                 run.metrics = values | evaluated
                 row = {"epoch": run.epoch, "step": run.step, "final": "the last weights"}
-                self.notify("on_extra_row", row, run.metrics)
+                self.end_of_evaluation(row, run.metrics)
 
     def is_over(self):
         """Whether the run has ended by itself, and not by a signal, after which it continues."""
         run = self.run
         return not run.signal and bool(run.finished or run.budget_exhausted or run.for_good)
 
-    def end(self):
+    def test(self):
         """Evaluate the test set, if that is to be done at the end, with the best checkpoint, or
         else with the last weights. The run then ends with these weights, and with the values that
         belong to them, as it does if a callback restores the best ones."""
         run, names = self.run, self.recipe.sets_at_end(self.trainer.feeds)
         run.best = self.best and self.best()
         run.untested = bool(names and (run.completed or self.is_over()))
-        restores = any(getattr(each, "restore_best", False) for each in self.recipe.callbacks)
+        restores = any(getattr(each, "restore_best", False) for each in self.observers)
         if not self.is_over() or not (run.untested or restores):
             return
         before, trees = (run.epoch, run.metrics), None
@@ -276,122 +480,152 @@ class Loop:
             if run.untested:
                 logger.info("Testing %s", run.weights_from)
             weights = trees and self.trainer.replicas.stack(trees)
-            values = self.evaluate(names, weights, row["step"])
+            values = self.evaluate(names, weights, row["step"], limited=False)
         finally:
             run.epoch, run.untested = before[0], run.untested and values is None
             if values is None:
                 run.metrics, run.restored = before[1], None
         if values:
-            self.notify("on_extra_row", row | {"final": run.weights_from}, values)
+            self.end_of_evaluation(row | {"final": run.weights_from}, values)
 
-    # Watchers.
+    # Observers.
 
-    def notify(self, event, *details):
-        """Call a method of every watcher that has it, and apply the replies; a checkpoint is saved
-        after all have replied. Return whether the run went back to another Point."""
-        saves = []
-        for watcher in self.watchers:
-            if reply := reply_of(watcher, event, self.run, *details):
-                saves += [reply.save] if reply.save else []
-                if self.apply(reply):
-                    return True
-        if saves:
-            while self.in_flight:  # the snapshot includes these steps, so they must be reported
-                if self.notify("on_chunk", self.settled(self.in_flight.popleft())):
-                    return True
-            if not self.state_is_finite():
-                return True
-            self.notify("on_save", cache(self.snapshot), max(saves, key=SAVES.index))
-        if event != "on_pause":
-            self.notify("on_pause")
-        return False
+    def ask(self, event, *details, among=None):
+        """The Replies to an event of all observers, or of those with these numbers. With several
+        processes, they are those of process 0."""
+        replies, called = Replies(), False
+        for i, observer in enumerate(self.observers):
+            if not hasattr(observer, event) or (among is not None and i not in among):
+                continue
+            called = called or self.waits[i]
+            if self.here[i]:
+                reply = reply_of(observer, event, self.view, *details)
+                replies = replies.with_reply(self.keys[i], reply)
+        if several() and called and event not in ("on_bad", "on_save"):
+            return Replies(**from_first(replies._asdict))
+        return replies
 
-    def state_is_finite(self):
-        """Whether the state can be saved or evaluated. If not, a watcher ends the run with an
-        error, or the run has gone back to a Point. Steps refuse only a loss or gradients that are
-        not finite; an optimizer or running statistics that overflow are found here."""
-        leaf = self.trainer.leaf_not_finite()
-        return leaf is None or not self.notify("on_bad_state", leaf)
-
-    def apply(self, reply):
-        """Apply one watcher's reply. Return whether the run went back."""
+    def apply(self, replies):
+        """Apply replies, but those that belong to a boundary. Returns whether the run went back."""
         run = self.run
-        if reply.lr_scale is not None:
-            self.trainer.scale_rate(reply.lr_scale)
-        if reply.values:
-            run.metrics = run.metrics | reply.values
-        if reply.back_to:
-            self.go_to(reply.back_to)
-        if reply.stop:
-            run.stopped, run.stopped_by = True, reply.stop
-            run.for_good = run.for_good or not reply.back_to
-        if reply.budget_exhausted:
-            run.stopped = True
-            run.stopped_by = run.budget_exhausted = reply.budget_exhausted
-        if reply.interrupt:
-            run.stopped, run.signal = True, run.signal or reply.interrupt
-        return bool(reply.back_to)
+        if replies.back_to:
+            self.go_to(replies.back_to)
+            self.remember(replies.back_to)
+        if replies.stop:
+            run.stopped, run.stopped_by = True, replies.stop
+            run.for_good = run.for_good or not replies.back_to
+        if replies.pause:
+            run.stopped, run.signal = True, run.signal or replies.pause
+        if replies.lr_scales:
+            check_rate(self.recipe.optimizer, "callbacks: an lr_scale", "use a schedule")
+            self.scales |= replies.lr_scales
+            self.trainer.scale_rate(math.prod(self.scales.values()))
+        return replies.back_to is not None
 
     def go_to(self, point):
         """Continue from a Point."""
         self.in_flight.clear()
         self.trainer.restore(point.states)
-        self.elapsed = point.record["elapsed"]
+        record = point.record
+        self.elapsed = record["elapsed"]
+        self.todo, self.open_at = Boundary(), None
         self.run.go_to(point)
-        self.notify("on_resume", point)
+        if point.checkpoint:
+            self.todo, self.open_at = Boundary(*record["todo"]), record["open"]
+            self.clock.continue_after(record["seconds"])
+            self.scales = dict(record["lr_scales"])
+
+    def remember(self, point):
+        """Give the observers what they remembered at a Point."""
+        if point.checkpoint:
+            stored = point.record["memories"]
+            remember(self.observers, stored, point.checkpoint.paths[0])
 
     def snapshot(self):
         """The run at this moment, between two chunks."""
-        record = self.run.record(self.clock.elapsed())
-        for watcher in self.watchers:
-            record |= watcher.memory() if hasattr(watcher, "memory") else {}
-        sums = self.run.sums.trees() if self.run.position else None
-        return Snapshot(self.trainer.snapshot(), record, sums)
+        run = self.run
+        record = run.record(self.clock.elapsed()) | {"seconds": self.clock.spent()}
+        record |= {"memories": memories(self.observers), "lr_scales": self.scales}
+        record |= {"todo": list(self.todo), "open": self.open_at}
+        return Snapshot(self.trainer.snapshot(), record, run.sums.trees() if run.position else None)
+
+    def save(self, kind):
+        """Write a checkpoint of this kind. Returns False if the run went back, since its state is
+        not finite."""
+        if not self.state_is_finite():
+            return False
+        self.ask("on_save", cache(self.snapshot), kind)
+        return True
+
+    def state_is_finite(self):
+        """Whether the state can be saved or evaluated. If not, an observer ends the run with an
+        error, or the run has gone back to a Point. Steps refuse only a loss or gradients that are
+        not finite; an optimizer or running statistics that overflow are found here."""
+        leaf = self.trainer.leaf_not_finite()
+        return leaf is None or not self.apply(
+            self.ask("on_bad", Bad(self.run.step, leaf, 0, of_state=True))
+        )
 
     def close(self):
-        """Close all watchers, also if one is interrupted. Return False if one is stuck."""
+        """Close all observers, also if one is interrupted. Return False if one is stuck."""
         results, interruption = [], None
-        for watcher in [watcher for watcher in self.watchers if hasattr(watcher, "close")]:
+        here = zip(self.observers, self.here, strict=True)
+        for each in [each for each, is_here in here if is_here and hasattr(each, "close")]:
             try:
-                results.append(watcher.close(self.run))
+                results.append(each.close(self.view))
             except Exception as error:  # the others must still be closed
-                logger.warning("%s was not closed: %s", type(watcher).__name__, first_line(error))
+                logger.warning("%s was not closed: %s", name_of(each), first_line(error))
             except BaseException as error:  # Ctrl-C: close the others without waiting for them
                 interruption, self.run.signal = error, self.run.signal or "SIGINT"
+        self.signals.restore()
         if interruption:
             raise interruption
         return False not in results
+
+    def log_why_it_ended(self):
+        """Log what ended the run before it had done all that the options allow."""
+        run, options = self.run, self.recipe.training
+        if run.cut_short:
+            logger.info("Stopped by %s after step %d", run.stopped_why, run.step)
+        elif run.finished and options.max_steps and run.step < options.max_steps:
+            logger.info(
+                "Stopped by training.epochs (%d) after step %d, before training.max_steps (%d); "
+                "with training.epochs=null, max_steps alone ends a run",
+                run.epochs,
+                run.step,
+                options.max_steps,
+            )
 
     def rescue(self, error):
         """Save the state before a crash ends the run, if there is something to save. After a
         RunError nothing more can be saved; several processes can save only together."""
         run = self.run
-        if not self.underway or isinstance(error, RunError) or jax.process_count() > 1:
+        if not self.underway or isinstance(error, RunError) or several():
             return
         try:
             while self.in_flight:
-                report = self.settled(self.in_flight.popleft())
-                if report.bad:
-                    raise RunError(f"step {report.bad[0] + 1} was not finite")
-                with suppress(Exception, SystemExit):  # of the watcher that ends the run
-                    self.notify("on_chunk", report)
+                chunk, bad = self.settled(self.in_flight.popleft())
+                if bad and self.trainer.halts:
+                    raise RunError(f"step {bad[0].step + 1} was not finite")
+                with suppress(Exception, SystemExit):  # of the observer that ends the run
+                    self.ask("on_steps", among=chunk.due)
             step, *others = {int(s) for ts in self.trainer.states for s in np.ravel(ts.step)}
             if step and not others:
                 run.position, run.step = run.position + step - run.step, step
-                self.notify("on_stop")
-                self.notify("on_stopped")
+                self.save("whole")
+                for each in self.observers:
+                    if hasattr(each, "wait"):
+                        each.wait()
         except (Exception, SystemExit) as second:
             with suppress(Exception):
                 logger.warning("The state could not be saved: %s", first_line(second))
 
 
-def until_bad(rows, step):
-    """(the rows of each replica before its first step that was not finite; (step, number of the
-    leaf) of the first such step, or None). The first of the rows is that of `step`."""
-    kept, bad = [], []
-    for own in rows:
-        each = np.flatnonzero(own["bad"] != GOOD)[:1]
-        bad += [(step + int(i), int(own["bad"][i])) for i in each]
-        end = each[0] if len(each) else None
-        kept.append(jax.tree.map(lambda a, end=end: a[:end], own))
-    return kept, min(bad, default=None)
+def cut(rows, end):
+    """The first rows, up to `end`."""
+    return jax.tree.map(lambda a: a[:end], rows)
+
+
+def most(*kinds):
+    """The kind of a checkpoint that serves all who ask for one."""
+    return max([kind for kind in kinds if kind], key=SAVES.index, default=None)

@@ -98,6 +98,13 @@ def is_list(value):
     return isinstance(value, list | tuple)
 
 
+class EvaluationEvery(TypedDict, total=False):
+    """When the held-out sets are evaluated."""
+
+    steps: Count
+    epochs: Count
+
+
 @dataclass(frozen=True)
 class TrainingOptions:
     """How long a run trains, and in which way."""
@@ -107,8 +114,11 @@ class TrainingOptions:
     # the steps after which the run ends, if its epochs have more; schedules end at this step
     max_steps: Count | None = None
     max_seconds: Positive | None = None  # the seconds after which the run ends
-    eval_every: CountOrZero = 1  # epochs between two evaluations; 0: never
+    # epochs between two evaluations; 0: never; {"steps": n}: also within epochs
+    eval_every: CountOrZero | EvaluationEvery = 1
     eval_initial: bool = False  # also evaluate before the first step
+    # the most batches to take of each held-out set in an evaluation, but not in that of test_at=end
+    limit_eval_batches: Count | None = None
     # end: evaluate the test set only once, after training, with the best checkpoint
     test_at: Literal["epochs", "end"] = "epochs"
     limit_batches: Count | None = None  # the most batches to take of each set in one pass over it
@@ -141,6 +151,12 @@ class TrainingOptions:
         for path, values in (self.vary or {}).items():
             if not is_list(values) or not values:
                 raise ValueError(f"vary.{path}: must be a list of numbers, got {values!r}")
+
+    def evaluations(self):
+        """When the held-out sets are evaluated, as the `every` of an observer."""
+        if isinstance(self.eval_every, dict):
+            return self.eval_every
+        return {"epochs": self.eval_every} if self.eval_every else {}
 
 
 @dataclass(frozen=True)

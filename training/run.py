@@ -14,6 +14,8 @@ from training.rows import results_of_rows
 from utils import named_leaves
 
 SHOWN = 4  # values in repr(run)
+# The keys of a row that are no values.
+NOT_VALUES = ("epoch", "step", "end_of_epoch", "evaluation", "initial", "final")
 BLOCK = 4096  # steps whose learning rates are computed at once
 # The reported values that depend on time, and so differ between equal runs.
 TIMES = ("seconds", "compile_seconds", "steps_per_second", "examples_per_second", "waiting")
@@ -33,16 +35,20 @@ class Run:
     line_position: int = 0  # the position of the last log line in this epoch
     step: int = 0  # batches taken in all
     metrics: dict = field(default_factory=dict)  # of the latest log line or epoch
+    row: dict = field(default_factory=dict)  # the latest row of an epoch or an evaluation
+    throughput: dict | None = None  # since the log line before, if one ends at this step
     arrays: dict = field(default_factory=dict)  # the results of metrics for callbacks alone
     each_step: dict = field(default_factory=dict)  # {name: array}: the steps since the last line
-    evaluated: list = field(default_factory=list)  # the held-out sets evaluated in this epoch
+    evaluated: list = field(default_factory=list)  # the held-out sets of the latest evaluation
     history: list = field(default_factory=list)  # one row per epoch
     sums: Any = None  # the TrainingSums of the epoch in progress
+    within_epoch: bool = False  # whether an evaluation in progress is within an epoch
+    resumed: bool = False  # whether it began from a checkpoint
     stopped: bool = False
     stopped_by: str | None = None  # the reason for the stop, for the log
     for_good: bool = False  # whether it must not be resumed, as after early stopping
     budget_exhausted: str | None = None  # the option that set the budget that ended it
-    signal: str | None = None  # the signal, or another watcher's interruption, that ended it early
+    signal: str | None = None  # the signal that ended it early
     untested: bool = False  # whether the final test is still to be done
     best: Any = None  # at the end, a Best of training/runs/recovery.py; None without a folder
     # the first replica's (params, state) of `best`, if the run ends with these and not the latest
@@ -62,8 +68,8 @@ class Run:
         return f"Run({done}{left}{which}{shown})"
 
     def states(self):
-        """The TrainState of each replica, which may be a chunk ahead of `step` (see needs_state in
-        training/watchers.py). The next step reuses its memory, so copy what you keep."""
+        """The TrainState of each replica, which for a `late` observer may be a chunk ahead of
+        `step`. The next step reuses its memory, so copy what you keep."""
         return self.trainer.replica_states()
 
     def evaluated_weights(self):
@@ -128,14 +134,28 @@ class Run:
 
 
 class Clock:
-    """How fast a run trains; the time of compilations is reported separately. `tokens` is the
-    number of tokens in an example of text; `utilisation(examples_per_second)` is the MFU, if
-    known."""
+    """How fast a run trains, and how much of its `max_seconds` is spent; the time of compilations
+    is reported separately. `tokens` is the number of tokens in an example of text;
+    `utilisation(examples_per_second)` is the MFU, if known."""
 
-    def __init__(self, trainer, tokens=None, utilisation=None):
+    def __init__(self, trainer, tokens=None, utilisation=None, max_seconds=None):
         self.trainer, self.tokens, self.utilisation = trainer, tokens, utilisation
+        self.max_seconds, self.first = max_seconds, time.monotonic()
+        self.spent_before = 0.0  # seconds before the run was resumed, counted from now on
+        self.seconds = self.waited = 0.0  # of training in all, and of waiting for batches in it
         self.start_epoch(0.0)
         self.start_training()
+
+    def spent(self):
+        """The seconds of the run so far, with those before it was resumed."""
+        return self.spent_before + time.monotonic() - self.first
+
+    def is_spent(self):
+        return self.max_seconds is not None and self.spent() >= self.max_seconds
+
+    def continue_after(self, seconds):
+        """The run is resumed after so many seconds, or goes back, when none are won back."""
+        self.spent_before, self.first = max(self.spent(), seconds), time.monotonic()
 
     def now(self):
         """(the time, the seconds of waiting for batches so far)"""
@@ -170,6 +190,7 @@ class Clock:
         seconds = max(seconds + now - self.charged_until, 1e-6)
         self.charged_until = now
         self.line_seconds, self.line_waited = self.line_seconds + seconds, self.line_waited + waited
+        self.seconds, self.waited = self.seconds + seconds, self.waited + waited
         return seconds
 
     def new_line(self, steps, examples):

@@ -27,6 +27,7 @@ from training.update import accepting, first_not_finite, genuine, made_floats
 from utils import RunError, UserError, named_leaves
 
 SEED = jax.ShapeDtypeStruct((), jnp.uint32)
+NO_LIMIT = 2**30
 # The most rows of a call, and the bytes of a call's rows: they are zeroed and read at every call.
 MOST_ROWS, ROW_BYTES = 8192, 2**20
 
@@ -250,6 +251,11 @@ class Trainer:
             self.error = error
         return sum(steps for steps, _ in calls), calls
 
+    def latest_batch(self):
+        """The raw batch of the first replica in the latest step, on the device."""
+        lane = self.feed.latest()
+        return jax.tree.map(lambda a: a[0], lane) if self.replicas.stacked else lane
+
     def read(self, calls):
         """Wait for the rows of calls, and return those of each replica, as NumPy arrays."""
         own = [[] for _ in self.replicas.seeds]
@@ -262,18 +268,22 @@ class Trainer:
         """The (params, state) of each lane that are evaluated."""
         return [ts.evaluated() for ts in self.states]
 
-    def evaluate(self, name, count=2**30, stopped=lambda: False, weights=None, epoch=0, step=0):
-        """The Sums of a whole set by each replica, with `weights` (of each lane) or the current
-        weights, which were trained for so many steps; None if `stopped` returns True between two
-        calls of `count` batches. The randomness of a batch depends on the set, the epoch and the
-        batch alone."""
+    def evaluate(
+        self, name, count=NO_LIMIT, stopped=bool, weights=None, epoch=0, step=0, limit=None
+    ):
+        """The Sums of a whole set, or of its first `limit` batches, by each replica, with `weights`
+        (of each lane) or the current weights, which were trained for so many steps; None if
+        `stopped` returns True between two calls of `count` batches. The randomness of a batch
+        depends on the set, the epoch and the batch alone."""
+        left = NO_LIMIT if limit is None else limit
         consts, unread, taken = self.at(epoch, step, weights or self.weights()), None, 1
         self.feeds[name].begin(epoch=1)
         carries = [self.no_examples() for _ in range(self.replicas.lanes)]
         sums = self.evaluation_sums(name)
         while taken or unread:
             program, calls = self.evaluation_programs[name], []
-            taken = advance(self.feeds[name], program, consts, carries, count, calls)
+            taken = advance(self.feeds[name], program, consts, carries, min(count, left), calls)
+            left -= taken
             for each, rows in zip(sums, self.read(unread) if unread else (), strict=False):
                 each.add(rows)  # while the next batches compute
             unread = calls

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from training.watchers import NEVER, Reply
 
 from model.mlp import mlp
 from training.fit import fit
 from training.optimizers import sgd
-from training.watchers import NEVER, Reply
 from utils import UserError
 
 X = np.random.default_rng(0).normal(size=(64, 256)).astype(np.float32)

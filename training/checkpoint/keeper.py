@@ -1,7 +1,6 @@
-"""The watcher that writes checkpoints, in the background, and decides which of them are kept."""
+"""The observer that writes checkpoints, in the background, and decides which of them are kept."""
 
 import logging
-import time
 from functools import partial
 from pathlib import Path
 
@@ -14,8 +13,8 @@ from training.checkpoint import storage
 from training.checkpoint.background import Background
 from training.checkpoint.record import FORMAT
 from training.checkpoint.retention import Kept, kept_so_far, protected
-from training.devices.processes import agreed, is_first, several, together
-from training.watchers import NEVER, Reply
+from training.devices.processes import is_first, several, together
+from training.run import NOT_VALUES
 from utils import RunError
 
 logger = logging.getLogger("main")
@@ -37,70 +36,68 @@ class Keeper:
         self.record = {"config": {}, "facts": {}, "data": {}} | (record or {})
         self.kept = self.before = Kept()  # now, and before the write in progress
         self.held = set()  # names of checkpoints that an evaluator protects from deletion
+        self.latest_name = ""  # of the latest checkpoint
         self.undeleted = []  # files that could not be deleted
         self.saved = None  # (step, position, whole) of the latest checkpoint
         self.latest = None  # the arguments of its `write`, until the next step
-        self.time = time.monotonic()  # when the latest checkpoint was taken
         self.background = Background()
         self.monitor = options.monitor
         self.suffix = storage.SUFFIXES[storage.form_for(options.format)]
         options.sign()  # to fail now rather than at the first checkpoint
 
-    # As a watcher.
+        every = {
+            "epochs": options.every_epochs,
+            "steps": options.every_steps,
+            "seconds": options.every_seconds,
+        }
+        self.every = {key: number for key, number in every.items() if number}
 
-    def steps_left(self, ahead):
-        every = self.options.every_steps
-        return every - ahead.step % every if every else NEVER
+    @property
+    def memory(self):
+        return {"checkpoint": self.latest_name}
 
-    def overdue(self, ahead):
-        return self.time_is_up()
+    @memory.setter
+    def memory(self, stored):
+        """The run continues from a checkpoint; it and the older ones count as kept."""
+        self.latest_name = stored["checkpoint"]
+        records = storage.records(self.folder)
+        names = list(records)
+        older = names[: names.index(self.latest_name) + 1]
+        record = records[self.latest_name]
+        self.kept = kept_so_far({n: records[n] for n in older}, record["regular"], self.options)
+        self.saved = (record["step"], record["position"], record["whole"])
 
-    def needs_state(self, due, line):
-        return due
+    # As an observer.
 
-    def on_chunk(self, run, report):
-        """Save within an epoch, if a checkpoint is due; at its end, on_epoch_end saves."""
+    def on_steps(self, run):
         self.check()
-        self.latest = None
-        due = self in report.due and run.position != run.steps
-        return Reply(save="last") if due else None
+        return {"save": "last"}
 
-    def on_epoch_end(self, run):
-        """Save at the end of an epoch, if a checkpoint is due, or if it is among the best."""
-        self.check()
-        every = self.options.every_epochs
-        by_epoch = every and run.epoch % every == 0
-        last = run.epoch == run.epochs
-        due = bool(by_epoch or last or self.is_due(run.step) or self.time_is_up())
-        best = self.kept.is_among_best(run.metrics.get(self.options.monitor), self.options)
-        # The processes may differ in their clocks, and in whether a write failed.
-        due, best = agreed([due, best])
-        return Reply(save="last" if due else "best") if due or best else None
+    def on_row(self, run, row):
+        """Save if these weights are among the best. If they are the last ones of a run that ended
+        within an epoch, they are saved already: their checkpoint is written again, with these
+        values and the memory that observers had then."""
+        value = row.get(self.options.monitor)
+        if "end_of_epoch" in row or "evaluation" in row:
+            self.check()
+            last = "end_of_epoch" in row and run.epoch == run.epochs
+            if last or self.kept.is_among_best(value, self.options):
+                return {"save": "last" if last else "best"}
+        elif row.get("final") and run.position and self.latest is not None and value is not None:
+            self.rank_latest(value, row)
+        return None
 
-    def on_stop(self, run):
-        """Save where a run stopped; if it can be resumed, with the optimizer's state."""
-        self.wait()
-        saved = self.saved is not None and self.saved[:2] == (run.step, run.position)
-        resumed_here = run.position and self.latest is None and not run.signal
-        if saved and (self.saved[2] or run.finished) and not resumed_here:
-            return None
-        return Reply(save="last" if run.finished else "whole")
-
-    def on_extra_row(self, run, row, values):
-        """If the last weights of a run that ended within an epoch were evaluated, rank their
-        checkpoint, and write it again with these values. It was written before the evaluation, so
-        that it was safe, and with the memory that callbacks had then."""
-        if not run.position or self.latest is None or self.options.monitor not in values:
-            return
+    def rank_latest(self, value, row):
+        """Write the latest checkpoint again, with the values of its weights."""
         self.wait()
         snapshot, record, name, _, probes = self.latest
         self.before = self.kept
-        self.kept = self.kept.add(name, values[self.options.monitor], self.options)
-        record |= self.kept._asdict() | {"evaluated": values}
+        self.kept = self.kept.add(name, value, self.options)
+        record |= self.kept._asdict() | {"evaluated": values_of(row)}
         retired = self.before.names() - self.kept.names()
         self.background.start(partial(self.write, snapshot, record, name, retired, probes))
 
-    def on_stopped(self, run):
+    def on_end(self, run):
         """Wait until everything is written."""
         self.background.join()
         with together():
@@ -129,38 +126,30 @@ class Keeper:
         kept only as long as it is among the best; a "whole" one holds the optimizer's state,
         whatever checkpoint.save_optimizer_state says."""
         self.wait()  # the previous write still reads the memory that take() uses again
-        self.latest = None
+        whole = kind == "whole" or self.options.save_optimizer_state
+        if self.saved == (run.step, run.position, True) or (
+            self.saved == (run.step, run.position, False) and (run.finished or not whole)
+        ):
+            return  # it is there already
         between_epochs = run.position == 0 and run.step > 0
-        name = f"checkpoint-step_{run.step}"
-        value = None
-        if between_epochs:  # only then do the metrics belong to these params
-            name = f"checkpoint-epoch_{run.completed}"
-            value = run.metrics.get(self.options.monitor)
+        name = f"epoch_{run.completed}" if between_epochs else f"step_{run.step}"
+        self.latest_name = name = f"checkpoint-{name}"
+        row = run.row if run.row.get("step") == run.step else {}
         self.before = self.kept
+        value = row.get(self.options.monitor)
         self.kept = self.kept.add(name, value, self.options, kind != "best")
-        snapshot, whole = take(), kind == "whole" or self.options.save_optimizer_state
+        snapshot = take()
         probes = None
         if several() and self.probe is not None:
             # All processes compute it together, so it must not come between the steps of training.
             probes = [self.probe(*ts.evaluated(), r) for r, ts in enumerate(snapshot.states)]
-        record = {"rollbacks": 0, "callbacks": []} | snapshot.record
-        self.saved, self.time = (record["step"], record["position"], whole), time.monotonic()
+        record = snapshot.record | {"evaluated": values_of(row) if row else None}
+        self.saved = record["step"], record["position"], whole
         record |= self.kept._asdict() | {"whole": whole, "lengths": self.lengths()}
         record |= {"monitor": self.options.monitor}
         retired = {*self.before.names(), name} - self.kept.names()  # or another may protect it
         self.latest = snapshot, record, name, retired, probes
         self.background.start(partial(self.write, *self.latest))
-
-    def on_resume(self, run, point):
-        """Continue after a checkpoint; it and the older ones count as kept."""
-        if not point.checkpoint:
-            return
-        records, record = storage.records(self.folder), point.checkpoint.record
-        names = list(records)
-        older = names[: names.index(point.checkpoint.name) + 1]
-        self.kept = kept_so_far({n: records[n] for n in older}, record["regular"], self.options)
-        self.saved = (record["step"], record["position"], record["whole"])
-        self.time = time.monotonic()
 
     def close(self, run):
         """Let a write finish, unless a signal ends the process, or others may be lost."""
@@ -169,15 +158,6 @@ class Keeper:
             self.background.join()
 
     # Writing.
-
-    def is_due(self, step):
-        """Whether a checkpoint is due at this step by checkpoint.every_steps."""
-        return bool(self.options.every_steps and step % self.options.every_steps == 0)
-
-    def time_is_up(self):
-        """Whether a checkpoint is due by checkpoint.every_seconds."""
-        seconds = self.options.every_seconds
-        return bool(seconds and time.monotonic() - self.time >= seconds)
 
     def write(self, snapshot, record, name, retired, probes):
         """Write the files of a checkpoint, one for each replica; runs in the background."""
@@ -264,6 +244,11 @@ class Keeper:
         """The bytes of the logs so far."""
         logs = [self.folder / log for log in LOGS]
         return {path.name: path.stat().st_size for path in logs if path.exists()}
+
+
+def values_of(row):
+    """The numbers of a row."""
+    return {k: v for k, v in row.items() if k not in NOT_VALUES}
 
 
 def as_saved(ts, whole, sums):

@@ -6,7 +6,7 @@ from hashlib import sha256
 
 from utils import Damaged, UserError
 
-FORMAT = 2  # 1 had other sums, and no `lined`
+FORMAT = 3
 
 
 def is_count(value, below=2**53):
@@ -60,7 +60,7 @@ def are_metrics(value):
     return is_object(value, lambda v: v is None or type(v) is float or is_number(v))
 
 
-COUNTS = ("step", "epoch", "position", "rollbacks", "lined")
+COUNTS = ("step", "epoch", "position", "lined")
 RECORD = {  # {key: whether its value is valid}; a correct digest does not prove who wrote a file
     **dict.fromkeys(COUNTS, partial(is_count, below=2**31)),  # they have 32 bits on the device
     **dict.fromkeys(("replica", "replicas"), is_count),
@@ -69,23 +69,29 @@ RECORD = {  # {key: whether its value is valid}; a correct digest does not prove
     "data": partial(is_object, is_valid=lambda digest: type(digest) is str),
     # A metric may be NaN or infinite.
     "metrics": are_metrics,
-    # those of the last weights of a run that ended within an epoch; by which metric the best are
-    # ranked; earlier versions did not write these
+    # those of the weights, if they were evaluated; by which metric the best are ranked
     "evaluated": lambda value: value is None or are_metrics(value),
     "monitor": lambda value: value is None or (is_text(value) and value.isprintable()),
     **dict.fromkeys(("whole", "stopped"), lambda value: type(value) is bool),
     "elapsed": lambda value: type(value) is float and is_number(value) and value >= 0,
-    # of the whole run; earlier versions did not write it
-    "seconds": lambda value: value is None or (is_number(value) and value >= 0),
+    "seconds": lambda value: is_number(value) and value >= 0,  # of the whole run
+    # what is left to do at this step: whether to evaluate, and which kind of checkpoint to write
+    "todo": lambda value: (
+        type(value) is list
+        and len(value) == 2
+        and type(value[0]) is bool
+        and value[1] in (None, "best", "last", "whole")
+    ),
+    "open": lambda value: value in (None, "steps", "epoch"),  # whether that is to be done
     "format": lambda value: type(value) is int,
     "lengths": partial(is_object, is_valid=is_count),
     "regular": lambda value: is_list(value, lambda name: type(name) is str),
     "best": lambda value: is_list(value, lambda entry: is_pair(entry, is_number)),
-    "callbacks": lambda value: is_list(value, lambda entry: is_pair(entry, lambda memory: True)),
+    "memories": lambda value: type(value) is dict,  # {observer: what it remembers}
     # the text of the functions, in runs of `fit`
     "preprocess": lambda value: value is None or is_list(value, lambda text: type(text) is str),
-    # by which the callbacks multiply updates; earlier versions did not write it
-    "lr_scales": lambda value: value is None or is_list(value, is_scale),
+    # {observer: its factor of all updates}
+    "lr_scales": partial(is_object, is_valid=is_scale),
 }
 
 
@@ -100,22 +106,20 @@ def consistent(record):
     """Whether the numbers of a record can belong to one run."""
     position, replica = record["position"], record["replica"]
     begun = record["epoch"] > 0 or position == 0
-    scales, callbacks = record.get("lr_scales"), record["callbacks"]
-    scaled = scales is None or len(scales) == len(callbacks) + 1
     ordered = record["lined"] <= position <= record["step"]
-    return begun and scaled and ordered and replica < record["replicas"]
+    return begun and ordered and replica < record["replicas"]
 
 
 def check_record(path, record):
     """Return the record, but refuse one that this version does not understand."""
-    if record.get("format") == 1:
+    if record.get("format") in (1, 2):
         fix = "training.pretrained can start a new run from its weights"
         raise Damaged(f"{path}: was written by an earlier version; {fix}")
     if wrong := [key for key, is_valid in RECORD.items() if not is_valid(record.get(key))]:
         keys = ", ".join(wrong)
         raise Damaged(f"{path}: is not a checkpoint of a run: its record has no valid {keys}")
     if not consistent(record):
-        why = "its epoch, position, line, replica or callbacks contradict each other"
+        why = "its epoch, position, line or replica contradict each other"
         raise Damaged(f"{path}: is not a checkpoint of a run: {why}")
     if record["format"] > FORMAT:
         formats = f"format {record['format']}; this one reads up to {FORMAT}"

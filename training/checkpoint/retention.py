@@ -62,9 +62,8 @@ def kept_so_far(records, regular, options):
 
 
 def measured(record):
-    """The metrics of the very weights in a checkpoint. Within an epoch there are none, unless a run
-    ended there and its last weights were evaluated."""
-    return record.get("evaluated") or ({} if record["position"] else record["metrics"])
+    """The metrics of the very weights in a checkpoint, if they were evaluated."""
+    return record["evaluated"] or {}
 
 
 def protect(folder, best, reading=None):

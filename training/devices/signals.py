@@ -6,7 +6,6 @@ import shutil
 import signal
 import threading
 
-from training.watchers import Reply
 from utils import STOPPED
 
 logger = logging.getLogger("main")
@@ -21,51 +20,49 @@ def handled():
 
 
 class Signals:
-    """The watcher that stops a run at a signal, after the chunk in progress. A second signal goes
-    to the previous handler, which may raise KeyboardInterrupt, and so does one before the first
-    chunk, when there is nothing to save and compiling may take minutes. With several processes, JAX
-    notes a signal to any of them, and all of them stop after the same step."""
+    """Stops a run at a signal, after the chunk in progress. A second signal goes to the previous
+    handler, which may raise KeyboardInterrupt, and so does one before the first chunk, when there
+    is nothing to save and compiling may take minutes. With several processes, JAX notes a signal to
+    any of them, and all of them stop after the same step."""
 
     def __init__(self):
         # Imported here, since it imports JAX, which the command line does not need yet.
         from training.devices.processes import Stopping, several
 
-        self.received, self.before, self.has_trained = None, {}, False
+        self.name, self.before, self.has_trained = None, {}, False
         self.sync_point = Stopping() if several() else None
 
-    def on_training_start(self, run):
+    def handle(self):
+        """Begin to handle signals."""
         if self.sync_point or threading.current_thread() is not threading.main_thread():
             return  # only the main thread may handle signals
 
         def note(number, _frame):
             earlier = self.before[number]
-            if self.received or (callable(earlier) and not self.has_trained):
+            if self.name or (callable(earlier) and not self.has_trained):
                 handle = earlier if callable(earlier) else signal.default_int_handler
                 return handle(number, _frame)
-            self.received = signal.Signals(number).name
+            self.name = signal.Signals(number).name
             logger.info(
-                "%s: stopping after the steps in progress; a second one stops at once",
-                self.received,
+                "%s: stopping after the steps in progress; a second one stops at once", self.name
             )
             return None
 
         self.before = {number: signal.signal(number, note) for number in handled()}
 
-    def on_chunk(self, run, report):
-        self.has_trained = True
-
-    def on_pause(self, run):
-        if run.signal:
-            return None
-        if self.sync_point and self.sync_point.due():
-            self.received = "SIGTERM"
+    def received(self):
+        """The name of the signal that was received, or None."""
+        if self.sync_point and not self.name and self.sync_point.due():
+            self.name = "SIGTERM"
             logger.info("SIGTERM, or Ctrl-C, to one of the processes: all of them stop here")
-        return Reply(interrupt=self.received) if self.received else None
+        return self.name
 
-    def close(self, run):
+    def restore(self):
+        """Give signals their former handlers back."""
         for number, handler in self.before.items():
             # None: the handler was not set by Python
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self.before = {}
 
 
 def leave_to_jax():

@@ -11,7 +11,7 @@ import numpy as np
 from file_io import inside, lines_of
 
 # The keys that describe a row; all others are measured values.
-ROW_KEYS = {"epoch", "step", "initial", "final", "end_of_epoch", "each_step"}
+ROW_KEYS = {"epoch", "step", "initial", "final", "end_of_epoch", "evaluation", "each_step"}
 
 
 MOST_BYTES = 2**28  # of a metrics.jsonl
@@ -31,7 +31,7 @@ class Metrics:
 
     lines: dict = field(default_factory=dict)  # {name: Curve} of the log lines within epochs
     steps: dict = field(default_factory=dict)  # {name: Curve} of the rows for single steps
-    epochs: dict = field(default_factory=dict)  # {name: Curve} of the rows that end an epoch
+    epochs: dict = field(default_factory=dict)  # {name: Curve} of epochs and of evaluations
     epoch_at: dict = field(default_factory=dict)  # {step: the epoch that ended with it}
     initial: dict = field(default_factory=dict)  # {name: value} before the first step
     final: dict = field(default_factory=dict)  # {name: value} of the test after training
@@ -112,6 +112,8 @@ def add_row(metrics, row, epoch, step):
         metrics.tested = str(row["final"]) if row.get("final") else metrics.tested
         return
     columns = metrics.steps if row.get("each_step") else metrics.lines
+    if row.get("evaluation"):
+        columns = metrics.epochs
     if row.get("end_of_epoch"):
         columns, metrics.epoch_at[step] = metrics.epochs, epoch
     if len(columns) > MOST_NAMES:

@@ -13,6 +13,7 @@ from training.devices.sharding import Plan
 from training.loss import cross_entropy
 from training.metrics import accuracy
 from training.objective import cutmix, mixup, supervised
+from training.observers import check_observers
 from training.options import (
     CheckpointOptions,
     LoaderOptions,
@@ -28,7 +29,6 @@ from training.runs.argument_checks import (
     check_optimizer,
     check_schedule,
 )
-from training.runs.callback_checks import check_hooks
 from training.transforms import scheduled
 from training.update import gradient_update
 from training.watching.metric_log import EVERY_50_STEPS
@@ -75,7 +75,7 @@ def recipe_of(
     check_list("metrics", metrics.values() if isinstance(metrics, dict) else metrics)
     metrics = all_ignoring(ignored, metrics)
     check_list("callbacks", callbacks)
-    check_hooks(callbacks)
+    check_observers(callbacks)
     logging = made_of(LoggingOptions, "log", log)
     check_list("trackers", logging.trackers)
     parts = SimpleNamespace(

@@ -8,11 +8,9 @@ import numpy as np
 
 from training.devices.placing import fetched
 from training.devices.processes import is_first
-from training.rows import GOOD
+from training.observers import Bad, Point
 from training.runs.folder import cut_back
 from training.runs.recovery import point_of
-from training.update import bad_leaf_name
-from training.watchers import Point, Reply
 from training.watching import metric_log
 from utils import RunError, first_line
 
@@ -48,47 +46,39 @@ class Diverged(RunError):
 
 
 class Divergence:
-    """The watcher for steps that are not finite, which freeze the state before them: the run goes
+    """The observer for steps that are not finite, which halt training before them: the run goes
     back to the last checkpoint with another seed (on_nonfinite: rollback), up to `rollbacks` times,
     or it saves the last finite state and ends."""
 
     def __init__(self, trainer, options, keeper, log):
         self.trainer, self.options, self.keeper, self.log = trainer, options, keeper, log
-        self.rollbacks, self.resumed, self.bad, self.batch = 0, False, None, None
+        self.memory = {"rollbacks": 0}
+        self.what = self.bad = self.batch = None  # of the step that ends the run
         self.rolls_back = options.on_nonfinite == "rollback"
 
-    def on_ready(self, run):
+    def on_start(self, run):
         """There must be a checkpoint to go back to from the first epoch."""
-        return Reply(save="last") if self.rolls_back and not self.resumed else None
+        return {"save": "last"} if self.rolls_back and not run.resumed else None
 
-    def memory(self):
-        return {"rollbacks": self.rollbacks}
-
-    def on_resume(self, run, point):
-        if point.checkpoint:
-            self.rollbacks, self.resumed = point.record["rollbacks"], True
-
-    def on_chunk(self, run, report):
-        if report.bad is None:
-            skips = any((rows["bad"] != GOOD).any() for rows in report.rows)
+    def on_bad(self, run, bad):
+        if bad.of_state:
+            return self.bad_state(run, bad.leaf)
+        if self.options.on_nonfinite == "skip":
             # Steps are refused forever if the state itself is not finite.
-            leaf = self.trainer.leaf_not_finite() if skips else None
-            return self.on_bad_state(run, leaf) if leaf else None
-        step, leaf = report.bad
-        leaf = bad_leaf_name(self.trainer.replica_states()[0].params, leaf)
-        self.what = description_of_bad_step(step + 1, run.epoch, leaf)
+            leaf = self.trainer.leaf_not_finite()
+            return self.bad_state(run, leaf) if leaf else None
+        self.what = description_of_bad_step(bad.step + 1, run.epoch, bad.leaf)
         if reply := self.rollback():
             return reply
-        self.bad = step, leaf
-        self.batch = run.epoch, run.position + step - run.step
-        if len(self.trainer.replicas.seeds) > 1 or step == 0:
+        self.bad, self.batch = bad, (run.epoch, run.position + bad.step - run.step)
+        if len(self.trainer.replicas.seeds) > 1 or bad.step == 0:
             # There is no step that all replicas have in common, or nothing was trained.
             if self.keeper:
                 self.keeper.wait()
             self.fail()
-        return Reply(stop=self.what, back_to=self.point_before(run))
+        return {"stop": self.what, "back_to": self.point_before(run)}
 
-    def on_bad_state(self, run, leaf):
+    def bad_state(self, run, leaf):
         """Only a checkpoint is finite: go back to it, or fail."""
         if self.bad:
             self.what += f"; the state before it was not finite either, {leaf}"
@@ -97,17 +87,17 @@ class Divergence:
             self.what += "all losses and gradients were finite"
         if reply := self.rollback():
             return reply
-        self.bad = self.bad or (run.step, leaf)
+        self.bad = self.bad or Bad(run.step, leaf, 0, of_state=True)
         self.fail()
 
     def rollback(self):
         """The Reply that goes back to the last checkpoint, if the options allow another one."""
-        may_go_back = self.rolls_back and self.rollbacks < self.options.rollbacks
+        may_go_back = self.rolls_back and self.memory["rollbacks"] < self.options.rollbacks
         if may_go_back and (checkpoint := self.keeper.newest()):
-            return Reply(back_to=self.rolled_back(checkpoint))
+            return {"back_to": self.rolled_back(checkpoint)}
         return None
 
-    def on_values(self, run, name, values):
+    def on_evaluated(self, run, name, values):
         """Report the steps that were skipped in an epoch of training (on_nonfinite: skip)."""
         if name != "train" or self.options.on_nonfinite != "skip":
             return
@@ -123,7 +113,7 @@ class Divergence:
     def rolled_back(self, checkpoint):
         """The Point of a checkpoint, with other randomness and another order of the data from
         there."""
-        count = self.rollbacks + 1
+        count = self.memory["rollbacks"] + 1
         point = point_of(checkpoint, self.trainer, self.keeper.folder)
         # The number is odd, so that no count gives the same seed twice.
         seeds = [(int(ts.seed) + 2654435769 * count) % 2**32 for ts in point.states]
@@ -139,7 +129,8 @@ class Divergence:
             "%s. Back to %s with seed %s (%d of %d)",
             self.what, checkpoint.name, shown, count, self.options.rollbacks,
         )  # fmt: skip
-        return point._replace(states=states, record=point.record | {"rollbacks": count})
+        memories = point.record["memories"] | {type(self).__name__: {"rollbacks": count}}
+        return point._replace(states=states, record=point.record | {"memories": memories})
 
     def point_before(self, run):
         """The Point before the bad step, which left the state unchanged."""
@@ -147,7 +138,7 @@ class Divergence:
         [ts] = self.trainer.replica_states()
         states = [ts._replace(halted=np.bool(False))]
         record = {
-            "step": self.bad[0],
+            "step": self.bad.step,
             "position": position,
             "lined": run.line_position,
             "epoch": epoch if position else run.completed,
@@ -157,31 +148,29 @@ class Divergence:
         }
         return Point(states, record, run.history)
 
-    def on_stopped(self, run):
+    def on_end(self, run):
         """The last finite state is saved; now the run fails."""
         if self.bad:
             self.fail()
 
     def fail(self):
-        step, leaf = self.bad
-        spent = f"The run went back {self.rollbacks} times already. " if self.rollbacks else ""
+        count = self.memory["rollbacks"]
+        spent = f"The run went back {count} times already. " if count else ""
         what, fix = self.what, advice(self.options.on_nonfinite)
         if self.options.detect_nans:
             what, fix = f"{what}.\n{self.culprit()}", ""
         last = self.keeper and self.keeper.last()
         where = f"The last finite state is {last}. " if last else "No checkpoint was written. "
-        raise Diverged(step, leaf, f"{what}.\n{spent}{where}{fix}".rstrip())
+        raise Diverged(self.bad.step, self.bad.leaf, f"{what}.\n{spent}{where}{fix}".rstrip())
 
     def culprit(self):
         """The layer and the operation that made the first value that is not finite, found by taking
         the step again, one operation at a time."""
         from training.runs.nan_search import first_bad_op
 
-        step, _ = self.bad
-        states = self.trainer.replica_states()
-        # A single replica's `halted` was cleared when it was saved.
-        halted = [r for r, ts in enumerate(states) if ts.halted and int(ts.step) == step]
-        replica = next(iter(halted), 0)
+        states, replica = self.trainer.replica_states(), self.bad.replica
+        if self.batch is None:
+            return "The step that made it is not known"
         batches = self.trainer.feed.batch(*self.batch)
         if batches is None:
             return "The step cannot be taken again, since its data cannot be read again"

@@ -7,23 +7,23 @@ from dataclasses import replace
 import jax
 
 from training.devices.sharding import shard_bytes
+from training.observers import name_of, reported_by
 from training.options import monitor_for
 from training.runs.shape_check import check_monitors
-from training.watching.hooks import callback_name, reported_by
 from utils import UserError, format_bytes
 
 logger = logging.getLogger("main")
 
 
 class DryRun:
-    """The watcher for the beginning of a run. `monitor` is checkpoint.monitor; `shows_histograms`
+    """The observer for the beginning of a run. `monitor` is checkpoint.monitor; `shows_histograms`
     says whether any tracker shows histograms."""
 
     def __init__(self, recipe, trainer, reader, rates, monitor, shows_histograms):
         self.recipe, self.trainer, self.reader, self.rates = recipe, trainer, reader, rates
         self.monitor, self.shows_histograms = monitor, shows_histograms
 
-    def on_training_start(self, run):
+    def on_start(self, run):
         recipe, trainer, reader = self.recipe, self.trainer, self.reader
         measured = [*reader.values("train", trainer.training_sums().epoch), *self.rates(0)]
         for name in recipe.sets_in_epochs(trainer.feeds):
@@ -34,7 +34,7 @@ class DryRun:
             trainer.try_out(name)
         evaluated = recipe.sets_monitored(trainer.feeds)
         monitors = {
-            f"{callback_name(c)}.monitor": monitor_for(
+            f"{name_of(c)}.monitor": monitor_for(
                 getattr(c, "monitor", None), evaluated, "test_loss"
             )
             for c in recipe.callbacks
@@ -44,7 +44,7 @@ class DryRun:
         check_monitors(monitors, [name for name in measured if "/" not in name])
         for callback in recipe.callbacks:
             if getattr(callback, "restore_best", False):
-                watched = monitors[f"{callback_name(callback)}.monitor"]
+                watched = monitors[f"{name_of(callback)}.monitor"]
                 check_same_best(callback, watched, replace(recipe.checkpoint, monitor=self.monitor))
         if self.monitor is None and "test" in trainer.feeds and {*evaluated} - {"test"}:
             logger.info(
@@ -66,9 +66,10 @@ class DryRun:
         devices = on_devices(trainer.plan.mesh)
         logger.info("%s of %d examples each, on %s%s", steps, batch, devices, replicas)
 
-    def on_compiled(self, run):
+    def log_memory(self):
         """Log how long compiling the step took, and the memory of a device that the run needs."""
         trainer = self.trainer
+        trainer.prepare()
         seconds = trainer.compile_seconds()
         if not seconds:
             logger.info("Nothing is compiled (--debug), so this is slow")
@@ -89,7 +90,7 @@ def check_same_best(callback, watched, options):
     best = options.monitor
     if watched not in (best, None) or (best and callback.sign() != options.sign()):
         raise UserError(
-            f"callbacks: {callback_name(callback)}: restore_best restores the best checkpoint by "
+            f"callbacks: {name_of(callback)}: restore_best restores the best checkpoint by "
             f"checkpoint.monitor, which is {best}, and it watches {watched}; "
             "name the same metric in both, with the same mode"
         )

@@ -8,8 +8,8 @@ from bdb import BdbQuit
 from contextlib import suppress
 
 from data_loader.base import ExampleFailed
+from training.observers import CallbackFailed
 from training.watching.console import file_handlers
-from training.watching.hooks import CallbackFailed
 from utils import (
     BAD_INPUT,
     FAILED,

@@ -14,7 +14,7 @@ from training.checkpoint.restore import check_meaning, filled, probe_of
 from training.checkpoint.retention import measured
 from training.checkpoint.storage import files, read_all
 from training.devices.processes import from_first, is_first, several, together
-from training.watchers import Point
+from training.observers import Point
 from training.watching import metric_log
 from utils import UserError
 

@@ -28,7 +28,6 @@ from training.devices.processes import (
     together,
 )
 from training.runs import folder as run_folder
-from training.runs.budget import nothing_left
 from training.runs.changes import changes
 from training.runs.folder import FINISHED, flat
 from utils import WINDOWS, Damaged, RunError, UserError, first_line, quoted, relative_path
@@ -328,4 +327,14 @@ def nothing_to_resume(opened, training, override):
             f"{opened.folder}: a callback stopped it in epoch {record['epoch']}; "
             "add --override to continue nevertheless"
         )
+    return None
+
+
+def nothing_left(record, options):
+    """Why a run that has ended after this record of a checkpoint has no budget left, or None."""
+    step, seconds = record["step"], record["seconds"]
+    if options.max_steps is not None and step >= options.max_steps:
+        return f"has completed {step} steps, and training.max_steps is {options.max_steps}"
+    if options.max_seconds is not None and seconds >= options.max_seconds:
+        return f"trained for {seconds:.1f} s, and training.max_seconds is {options.max_seconds:g}"
     return None

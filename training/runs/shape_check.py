@@ -12,10 +12,10 @@ from training.checkpoint.pretrained import is_merged, pretrained_from
 from training.checkpoint.storage import check_format
 from training.devices.sharding import shard_bytes
 from training.metrics import covers, phase_of
+from training.observers import reported_by
 from training.options import monitor_for
 from training.rows import per_leaf, plain
 from training.runs.tracing import attempt, trace_numbers, trace_shapes, trace_update
-from training.watching.hooks import reported_by
 from utils import UserError, format_bytes, named_leaves
 
 

@@ -18,12 +18,12 @@ from training.devices.processes import check_alike, from_first, is_first, severa
 from training.devices.sharding import Plan
 from training.devices.signals import end_at_signals
 from training.fit import train_recipe
+from training.observers import check_callbacks, check_observers
 from training.preprocess import bound, fitted, recorded_statistics, with_statistics
 from training.recipe import compose
 from training.runs import folder as run_folder
 from training.runs import recovery, resume
 from training.runs.argument_checks import check_classes
-from training.runs.callback_checks import check_callbacks, check_hooks
 from training.runs.changes import changes
 from training.runs.sets import split_sets
 from training.runs.shape_check import check_shapes, count
@@ -36,7 +36,7 @@ logger = logging.getLogger("main")
 def checked_recipe(parts, resumed=False):
     """(the Recipe of a config's parts, its TrainState as specs), after checking that they fit."""
     try:
-        check_hooks(parts.callbacks)
+        check_observers(parts.callbacks)
         check_arguments(parts.config)
         recipe = compose(parts, Plan.on_paper(parts.mesh, parts.sharding))
         check_callbacks(recipe, parts.data)
@@ -54,9 +54,9 @@ def sizes_of(parts):
     return sizes | ({"train": sizes["train"] - count, "val": count} if count else {})
 
 
-def train(parts, root, named=None, override=False, temporary=None, watchers=()):
+def train(parts, root, named=None, override=False, temporary=None, observers=()):
     """Begin a run, or resume the one that is named: a folder, a checkpoint, or auto. `temporary` is
-    a folder to delete when the process ends early; `watchers` are added to those of every run."""
+    a folder to delete when the process ends early; `observers` are added to those of every run."""
     if parts.beyond:
         raise UserError("\n".join(parts.beyond))
     with ExitStack() as at_end:
@@ -109,7 +109,7 @@ def train(parts, root, named=None, override=False, temporary=None, watchers=()):
                         begin_again(opened, former, changed, *described, override)
             announce(parts, sets, opened, template)
 
-        done = train_in_folder(opened, recipe, sets, record, watchers, begin)
+        done = train_in_folder(opened, recipe, sets, record, observers, begin)
     code = STOPPED if done.signal and done.cut_short else DONE
     if not done.published:  # a tracker is stuck, and the interpreter would wait for it at its end
         logging.shutdown()
@@ -233,7 +233,7 @@ def announce(parts, sets, opened, template):
         )
 
 
-def train_in_folder(opened, recipe, sets, record, watchers, begin):
+def train_in_folder(opened, recipe, sets, record, observers, begin):
     """Train, and write the files of a finished run into its folder. `begin` is called before
     anything is written."""
     has_begun = interrupted = False
@@ -245,7 +245,7 @@ def train_in_folder(opened, recipe, sets, record, watchers, begin):
 
     try:
         sets = split_sets(sets, recipe.loader, recipe.training.overfit_batches)
-        own = {"watchers": watchers, "begin": begin_here}
+        own = {"observers": observers, "begin": begin_here}
         done = train_recipe(recipe, sets, opened.folder, record, opened.checkpoint, **own)
         interrupted = bool(done.signal) and done.cut_short
         peak = peak_memory()

@@ -145,35 +145,42 @@ def in_notebook():
 
 
 class ProgressBar:
-    """The watcher that draws a tqdm bar over the steps of an epoch where the output is a terminal
+    """The observer that draws a tqdm bar over the steps of an epoch where the output is a terminal
     or a notebook; log lines then print above it."""
 
-    def __init__(self):
-        self.resources, self.bar = ExitStack(), None
+    late = True
 
-    def on_epoch_start(self, run):
-        self.close(run)  # a run that went back to a checkpoint begins its epoch again
+    def __init__(self):
+        self.every = {"seconds": 0.1}
+        self.resources, self.bar, self.epoch = ExitStack(), None, None
+
+    def on_steps(self, run):
+        if self.epoch != run.epoch:
+            self.close(run)
+            self.epoch, self.bar = run.epoch, self.begun(run)
+        if self.bar:
+            self.bar.update(run.position - self.bar.n)
+
+    def begun(self, run):
+        """The bar of an epoch; None where it cannot be shown."""
         if not ((sys.stderr and sys.stderr.isatty()) or in_notebook()):
-            return
+            return None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # without ipywidgets, tqdm draws a bar of text
             from tqdm.auto import tqdm
         from tqdm.contrib.logging import logging_redirect_tqdm
 
         self.resources.enter_context(logging_redirect_tqdm([logger]))
-        settings = {"total": run.steps, "initial": run.position, "unit": "step", "leave": False}
-        self.bar = self.resources.enter_context(tqdm(desc=f"Epoch {run.epoch}", **settings))
+        settings = {"total": run.steps, "unit": "step", "leave": False}
+        return self.resources.enter_context(tqdm(desc=f"Epoch {run.epoch}", **settings))
 
-    def on_chunk(self, run, report):
-        if self.bar:
-            self.bar.update(report.steps)
+    def on_evaluated(self, run, name, values):
+        if name == "train":  # the epoch's steps are done
+            self.close(run)
 
-    def on_stop(self, run):
+    def on_end(self, run):
         self.close(run)
-
-    def on_values(self, run, name, values):
-        self.close(run)  # the epoch's steps are done
 
     def close(self, run):
         self.resources.close()
-        self.bar = None
+        self.bar = self.epoch = None

@@ -3,16 +3,14 @@
 import json
 import logging
 import math
-import time
 from pathlib import Path
 
 import numpy as np
 
 from file_io import append, lines_of, parse_json
 from training.devices.placing import fetched
-from training.devices.processes import several
 from training.options import LoggingOptions
-from training.watchers import NEVER
+from training.run import NOT_VALUES
 from training.watching.publish import Publisher
 from utils import RunError, UserError, named_leaves
 
@@ -28,10 +26,10 @@ TRACKERS_SECONDS = {False: 30.0, True: 1.0}
 
 
 class MetricLog:
-    """The watcher that logs. Without a folder it logs only to the console and the trackers. With
+    """The observer that logs. Without a folder it logs only to the console and the trackers. With
     `keep_going`, lines that do not fit on a full disk are written later."""
 
-    ends_line = True
+    late = True
 
     def __init__(self, folder=None, options=EVERY_50_STEPS, publish=None, *, keep_going=False):
         self.path = Path(folder) / FILE if folder else None
@@ -39,71 +37,48 @@ class MetricLog:
         self.publish = publish or Publisher()
         self.unwritten, self.error_logged = "", False
 
-    # When a line is due.
-
-    def steps_left(self, ahead):
-        every = self.options.every_steps
-        return every - ahead.position % every if every else NEVER
-
-    def overdue(self, ahead):
-        seconds = self.options.every_seconds
-        return bool(seconds and time.monotonic() - ahead.line_time >= seconds)
-
     # Lines.
 
-    def on_epoch_start(self, run):
-        if run.position:
-            logger.info("---- RESUMING EPOCH %d AFTER %d BATCHES ----", run.epoch, run.position)
-        else:
-            logger.info("---- STARTING EPOCH %d ----", run.epoch)
-
-    def on_chunk(self, run, report):
+    def on_steps(self, run):
         """Log a line within an epoch."""
-        if report.throughput is None:
-            return
         self.log_each_step(run)
         position, steps = run.position, run.steps
         share = f"{position}/{steps} ({100 * position / steps:.0f}%)" if steps else f"{position}"
-        loss, throughput = run.metrics["train_loss"], throughput_text(report.throughput)
+        loss, throughput = run.metrics["train_loss"], throughput_text(run.throughput)
         logger.info("Epoch %d [%s] -- Loss: %.4f%s", run.epoch, share, loss, throughput)
-        values = {**run.metrics, **report.throughput}
+        values = {**run.metrics, **run.throughput}
         self.write({"epoch": run.epoch, "step": run.step, **values})
         self.publish.scalars(run.step, {"epoch": run.epoch, **values})
 
-    def on_values(self, run, name, values):
-        """Log a line for each value of a set at the end of an epoch."""
+    def on_evaluated(self, run, name, values):
+        """Log a line for each value of a set."""
+        if name == "train":
+            self.log_each_step(run)
+        when = f"Step {run.step}" if run.within_epoch else f"Epoch {run.epoch}"
         for full_name, value in values.items():
             metric = full_name.removeprefix(f"{name}_")
             if "/" in full_name or metric == full_name:
                 continue
             if not np.isfinite(value):
                 logger.warning(
-                    "Epoch %d: %s is not finite; does the data hold NaN, a label outside the "
-                    "classes, or an index outside an embedding?",
-                    run.epoch,
+                    "%s: %s is not finite; does the data hold NaN, a label outside the classes, or "
+                    "an index outside an embedding?",
+                    when,
                     full_name,
                 )
             label = "avg Loss:" if metric == "loss" else f"{metric} @"
             each = [f"{v:.4f}" for k, v in values.items() if k.startswith(f"{full_name}/")]
             replicas = f" ({' '.join(each)})" if each else ""
-            logger.info("Epoch %d [%s] %s %.4f%s", run.epoch, name, label, value, replicas)
+            logger.info("%s [%s] %s %.4f%s", when, name, label, value, replicas)
 
-    def on_epoch_end(self, run):
-        self.log_each_step(run)
-        row = run.history[-1]
-        logger.info("---- Epoch %d took %.2f seconds to complete! ----", run.epoch, row["seconds"])
-        self.write(row | {"end_of_epoch": True})
-        named = {name: value for name, value in row.items() if name not in ("epoch", "step")}
-        self.publish.scalars(run.step, {"epoch": run.epoch, **for_trackers(named)})
-        if self.options.histograms and (several() or self.publish.channels_for("histogram")):
-            for name, leaf in named_leaves(run.states()[0].params).items():
-                values = np.asarray(fetched(leaf), np.float32).ravel()
-                self.publish.histogram(run.step, name, values)
-
-    def on_extra_row(self, run, row, values):
-        """Log a row outside of epochs: of the initial params, or of the final test."""
-        self.write(row | values)
-        self.publish.scalars(run.step, {"epoch": row["epoch"], **for_trackers(values)})
+    def on_row(self, run, row):
+        """Write the row of an epoch, or of an evaluation."""
+        self.write(row)
+        if row.get("end_of_epoch"):
+            seconds = row["seconds"]
+            logger.info("---- Epoch %d took %.2f seconds to complete! ----", run.epoch, seconds)
+        values = {name: value for name, value in row.items() if name not in NOT_VALUES}
+        self.publish.scalars(row["step"], {"epoch": row["epoch"], **for_trackers(values)})
 
     def log_each_step(self, run):
         """Write a row for each step since the last line, if all steps are logged."""
@@ -146,6 +121,18 @@ class MetricLog:
     def close(self, run):
         """End the trackers. Return whether all of them ended."""
         return self.publish.close(for_trackers(run.metrics), TRACKERS_SECONDS[bool(run.signal)])
+
+
+class Histograms:
+    """The observer that publishes histograms of the weights after each epoch."""
+
+    def __init__(self, publish):
+        self.publish, self.every = publish, {"epochs": 1}
+
+    def on_steps(self, run):
+        for name, leaf in named_leaves(run.states()[0].params).items():
+            values = np.asarray(fetched(leaf), np.float32).ravel()
+            self.publish.histogram(run.step, name, values)
 
 
 def throughput_text(throughput):

@@ -1,4 +1,4 @@
-"""A run as callbacks see it: everything can be read, nothing can be set."""
+"""A run as observers see it: everything can be read, nothing can be set."""
 
 from copy import deepcopy
 from functools import partial
@@ -15,7 +15,8 @@ from training.watching.publish import Publisher
 from utils import UserError
 
 READ = ("epoch", "epochs", "steps", "position", "step", "params", "state", "states", "stopped")
-READ += ("signal", "finished")
+READ += ("signal", "finished", "completed", "row", "throughput", "within_epoch", "resumed", "sums")
+READ += ("each_step", "line_position", "untested")
 SHOWN = ("evaluated", "metrics", "arrays", "per_step", "history", "sets", "folder", "config")
 SHOWN += ("publish", "learning_rate()", "model", "apply(x)", "predict(x)")
 SHOWN += ("classes", "tokenizer", "first_examples(count)", "generate(prompts, tokens, ...)")
@@ -23,7 +24,7 @@ SHOWN += ("sample(labels, ...)",)
 
 
 class View:
-    """The read-only attributes and methods of a run, as callbacks see them:
+    """The read-only attributes and methods of a run, as observers see them:
     epoch, epochs (or None), step (in all), position (steps taken in the epoch), steps (in an epoch,
                    or None)
     metrics        the values of the latest log line, within an epoch or at its end; with replicas,
@@ -32,7 +33,8 @@ class View:
     arrays         the results of CONCAT metrics and of the callbacks' own, from the latest
                    evaluation of each set; of the first replica
     per_step       {name: array} of each step since the last log line, and "step", if needed
-    evaluated      the held-out sets that were evaluated in this epoch
+    evaluated      the held-out sets of the latest evaluation
+    row            the latest row of an epoch or an evaluation: its values by name
     sets           {name: dataset}, raw
     folder         the folder of the run, or None
     config         the resolved config; in a run of `fit`, its options and its `config`

@@ -1,7 +1,6 @@
 """Log once that a run waits for its data, and what to do about it."""
 
 import logging
-import time
 
 SHARE = 0.3  # of the time that training waits for data
 SECONDS = 10.0  # of training before the share is judged
@@ -14,26 +13,19 @@ logger = logging.getLogger("main")
 
 
 class WaitingForData:
-    """The watcher that logs once if training waits for data for more than SHARE of the time.
+    """The observer that logs once if training waits for data for more than SHARE of the time.
     Compiling and evaluations do not count; `advice` says what to do."""
 
-    def __init__(self, feed, advice=None):
-        self.feed, self.advice = feed, advice or ADVICE
-        self.seconds = self.waited = 0.0  # so far
-        self.logged = False
+    late = True
 
-    def on_epoch_start(self, run):
-        self.mark = time.monotonic(), self.feed.waited
+    def __init__(self, clock, advice=None):
+        self.every = {"seconds": 1.0}
+        self.clock, self.advice, self.logged = clock, advice or ADVICE, False
 
-    on_compiled = on_epoch_start
-
-    def on_chunk(self, run, report):
-        before, waited = self.mark
-        self.mark = time.monotonic(), self.feed.waited
-        self.seconds += self.mark[0] - before
-        self.waited += self.mark[1] - waited
-        if self.logged or self.seconds < SECONDS or self.waited < SHARE * self.seconds:
+    def on_steps(self, run):
+        seconds, waited = self.clock.seconds, self.clock.waited
+        if self.logged or seconds < SECONDS or waited < SHARE * seconds:
             return
         self.logged = True
-        share = min(self.waited / self.seconds, 1)
-        logger.warning("Training waits for data %.0f%% of the time: %s", 100 * share, self.advice)
+        share = 100 * min(waited / seconds, 1)
+        logger.warning("Training waits for data %.0f%% of the time: %s", share, self.advice)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from training.watchers import Ahead, Point, Report, Snapshot
 
 from training.base import TrainState
 from training.checkpoint import storage
@@ -19,7 +20,6 @@ from training.checkpoint.choice import checkpoint_at
 from training.checkpoint.keeper import Keeper
 from training.checkpoint.retention import Kept, protect
 from training.options import CheckpointOptions
-from training.watchers import Ahead, Point, Report, Snapshot
 from utils import RunError, UserError
 
 PARAMS, OPT = {"w": jnp.ones(3)}, {"m": jnp.ones(3)}

@@ -19,6 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from training.watchers import Reply
+from training.watching.hooks import CallbackFailed
 
 from data_loader.base import ExampleFailed
 from data_loader.loader import epoch_order
@@ -34,11 +36,9 @@ from training.run import TIMES
 from training.runs.divergence import Diverged
 from training.schedules import linear
 from training.update import gradient_update
-from training.watchers import Reply
 from training.watching import metric_log
 from training.watching.callbacks.early_stopping import early_stopping
 from training.watching.callbacks.reduce_on_plateau import reduce_on_plateau
-from training.watching.hooks import CallbackFailed
 from utils import RunError, UserError
 
 RNG = np.random.default_rng(0)

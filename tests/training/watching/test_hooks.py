@@ -6,10 +6,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-from training.base import tracked
 from training.runs.callback_checks import check_hooks
-from training.watching.callbacks.early_stopping import early_stopping
 from training.watching.hooks import (
     CallbackFailed,
     Callbacks,
@@ -18,6 +15,9 @@ from training.watching.hooks import (
     remember,
     steps_left,
 )
+
+from training.base import tracked
+from training.watching.callbacks.early_stopping import early_stopping
 from utils import UserError
 
 VIEW = SimpleNamespace(epoch=3, step=17)

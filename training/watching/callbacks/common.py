@@ -76,10 +76,14 @@ def after_evaluation(memory, value, min_delta):
     return memory | {"waited": memory["waited"] + 1}
 
 
-def just_measured(hook, sets, view):
-    """The sets among `sets` (None: all) whose evaluation the hook (validation or test) ends."""
-    names = [name for name in view.evaluated if (name == "test") == (hook == "test")]
-    return [name for name in names if sets is None or name in sets]
+def is_measured(monitor, row):
+    """Whether a row of an epoch, or of an evaluation within one, has the monitored metric."""
+    return monitor in row and bool(row.get("end_of_epoch") or row.get("evaluation"))
+
+
+def is_held_out(name, sets):
+    """Whether a set that was evaluated is held out, and one of `sets` (None: all)."""
+    return name != "train" and (sets is None or name in sets)
 
 
 def write_numbers(view, name, content):

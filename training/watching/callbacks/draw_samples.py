@@ -8,6 +8,7 @@ import numpy as np
 from model.diffusion import class_count, sees_noise
 from ranges import Count, CountOrZero, NonNegative, checked
 from training.base import Callback
+from training.observers import EVERY_EPOCH, Every
 from training.watching.callbacks.common import named
 from training.watching.pictures import as_picture, grid, png
 from utils import UserError
@@ -23,13 +24,12 @@ def draw_samples(
     guidance: NonNegative = 1.0,
     bounds: tuple[float, float] | None = (-1.0, 1.0),
     seed: CountOrZero = 0,
-    every_n_epochs: Count = 1,
-    every_n_steps: Count | None = None,
+    every: Every = EVERY_EPOCH,
 ) -> Callback:
     """Draw `each` images of each of the classes `labels`; -1 is any class.
 
-    It does so after every `every_n_epochs` epochs and, with `every_n_steps`, also within them, with
-    the weights that are evaluated. `sample` in model/diffusion.py explains `steps`, `guidance` and
+    It does so as often as `every` says, after each epoch or after so many steps, with the weights
+    that are evaluated. `sample` in model/diffusion.py explains `steps`, `guidance` and
     `bounds`. The seed is always the same, so that the images can be compared. They are in
     pictures/samples.png, in the report and on trackers.
     """
@@ -40,16 +40,12 @@ def draw_samples(
     if bounds is not None and not bounds[0] < bounds[1]:
         raise ValueError(f"bounds: must be the smallest and the largest value, got {bounds}")
     options = {"steps": steps, "guidance": guidance, "bounds": bounds, "seed": seed}
-    return DrawSamples(labels, each, options, every_n_epochs, every_n_steps)
+    return DrawSamples(labels, each, options, every)
 
 
 class DrawSamples:
-    def __init__(self, labels, each, options, every_n_epochs, every_n_steps):
-        self.labels, self.each, self.options = labels, each, options
-        self.every_n_epochs, self.every_n_steps = every_n_epochs, every_n_steps
-        if every_n_steps:
-            self.steps_left = lambda step: every_n_steps - step % every_n_steps
-            self.on_step_end = self.within_epoch
+    def __init__(self, labels, each, options, every):
+        self.labels, self.each, self.options, self.every = labels, each, options, every
 
     def check(self, model, data):
         if not sees_noise(model):
@@ -65,19 +61,12 @@ class DrawSamples:
             found = f"labels: there is no class {max(self.labels)}"
             raise UserError(f"draw_samples: {found}; the data has {count}, 0 to {count - 1}")
 
-    def on_training_start(self, view):
+    def on_start(self, view):
         # `fit` has no number of classes from the data, but the model may have a table of them.
         self.check(view.model, SimpleNamespace(num_classes=class_count(view.params)))
         self.drawn = None  # the last step after which the model has drawn
 
-    def within_epoch(self, view):
-        if view.step % self.every_n_steps == 0:  # other calls are for log lines
-            self.draw(view)
-
-    def on_epoch_end(self, view):
-        self.draw(view)
-
-    def draw(self, view):
+    def on_steps(self, view):
         """Draw the images, one column for each class, and publish them."""
         if view.step == self.drawn:
             return  # the last step of an epoch

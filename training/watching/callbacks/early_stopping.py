@@ -5,7 +5,7 @@ from typing import Literal
 from ranges import Count, NonNegative, checked
 from training.base import Callback
 from training.options import monitor_for, sign_of
-from training.watching.callbacks.common import after_evaluation
+from training.watching.callbacks.common import after_evaluation, is_measured
 
 
 @checked
@@ -14,7 +14,6 @@ def early_stopping(
     mode: Literal["auto", "min", "max"] = "auto",
     patience: Count = 3,
     min_delta: NonNegative = 0.0,
-    every_n_epochs: Count = 1,
     restore_best: bool = False,
 ) -> Callback:
     """Stop when a metric has not improved by more than `min_delta` in `patience` evaluations.
@@ -23,25 +22,25 @@ def early_stopping(
     With `restore_best`, a run that has ended, early or not, returns the weights and the values of
     its best checkpoint; checkpoint.monitor must be the same metric.
     """
-    return EarlyStopping(monitor, mode, patience, min_delta, every_n_epochs, restore_best)
+    return EarlyStopping(monitor, mode, patience, min_delta, restore_best)
 
 
 class EarlyStopping:
-    def __init__(self, monitor, mode, patience, min_delta, every_n_epochs, restore_best):
+    def __init__(self, monitor, mode, patience, min_delta, restore_best):
         self.monitor, self.mode, self.patience, self.min_delta = monitor, mode, patience, min_delta
-        self.every_n_epochs, self.restore_best = every_n_epochs, restore_best
+        self.restore_best = restore_best
 
     def sign(self):
         """1 if lower values of the metric are better, -1 if higher ones are."""
         return sign_of(self.monitor, self.mode, "early_stopping: mode")
 
-    def on_training_start(self, view):
+    def on_start(self, run):
         self.memory = {"best": None, "waited": 0}
 
-    def on_epoch_end(self, view):
-        monitor = monitor_for(self.monitor, view.sets, "test_loss")
-        if monitor not in view.metrics:  # this epoch was not evaluated
+    def on_row(self, run, row):
+        monitor = monitor_for(self.monitor, run.sets, "test_loss")
+        if not is_measured(monitor, row):
             return None
-        value = self.sign() * view.metrics[monitor]
+        value = self.sign() * row[monitor]
         self.memory = after_evaluation(self.memory, value, self.min_delta)
         return {"stop": self.memory["waited"] >= self.patience}

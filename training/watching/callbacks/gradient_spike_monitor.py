@@ -33,17 +33,17 @@ def gradient_spike_monitor(
 
 class GradientSpikeMonitor:
     needs = ("gradient_norm", "per_step")
-    observer = True
+    late = True
 
     def __init__(self, decay, threshold, warmup):
         self.decay, self.threshold, self.warmup = decay, threshold, warmup
 
-    def on_training_start(self, view):
+    def on_start(self, view):
         self.memory = {"step": 0, "seen": 0, "average": 0.0}
         # The memory that matches the file; any other was restored from a checkpoint.
         self.written = None
 
-    def on_step_end(self, view):
+    def on_steps(self, view):
         """Look for spikes in the steps since the last call."""
         names = [name for name in ("step", "gradient_norm", "loss") if name in view.per_step]
         columns = [view.per_step[name].tolist() for name in names]
@@ -58,7 +58,11 @@ class GradientSpikeMonitor:
             append_lines(view, FILE, [json.dumps(json_safe(spike)) for spike in spikes])
             warn(view.epoch, spikes)
 
-    on_epoch_end = on_training_end = on_step_end  # for the steps after the last log line
+    def on_evaluated(self, view, name, values):
+        if name == "train":  # for the steps after the last log line
+            self.on_steps(view)
+
+    on_end = on_steps
 
     def spike(self, epoch, step, norm, loss):
         """Add a step to the average; return its line for the file if it is a spike, else None."""

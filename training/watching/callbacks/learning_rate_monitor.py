@@ -2,28 +2,30 @@
 
 import logging
 
-from ranges import Count, checked
+from ranges import checked
 from training.base import Callback
+from training.observers import EVERY_EPOCH, Every
 
 logger = logging.getLogger("main")
 
 
 @checked
-def learning_rate_monitor(every_n_epochs: Count = 1) -> Callback:
-    """Add the learning rate to metrics.jsonl and the trackers, and log it after every n-th epoch.
+def learning_rate_monitor(every: Every = EVERY_EPOCH) -> Callback:
+    """Add the learning rate to metrics.jsonl and the trackers, and log it after each epoch, or as
+    often as `every` says.
 
     The first part is the same as `logging.learning_rate`.
     """
-    return LearningRateMonitor(every_n_epochs)
+    return LearningRateMonitor(every)
 
 
 class LearningRateMonitor:
-    needs = ("learning_rate",)  # which the loop measures and writes
+    needs, late = ("learning_rate",), True  # which the loop measures and writes
 
-    def __init__(self, every_n_epochs):
-        self.every_n_epochs = every_n_epochs
+    def __init__(self, every):
+        self.every = every
 
-    def on_epoch_end(self, view):
+    def on_steps(self, view):
         if rates := view.learning_rate():  # empty for an optimizer whose rate is unknown
             text = ", ".join(f"{name.replace('_', ' ')} {rate:g}" for name, rate in rates.items())
             logger.info("Epoch %d: %s", view.epoch, text)

@@ -9,6 +9,7 @@ from data_loader.base import has_items
 from data_loader.loader import collate, collated
 from ranges import Count, NonNegative, checked
 from training.base import Callback
+from training.observers import Every
 from training.watching.callbacks import common
 from utils import UserError
 
@@ -21,27 +22,29 @@ def linear_probe(
     batch_size: Count = 500,
     ridge: NonNegative = 1e-3,
     sets: tuple[str, ...] | None = None,
-    every_n_epochs: Count = 1,
+    every: Every | None = None,
 ) -> Callback:
     """Fit a linear classifier to the model's features of the training set, and report its accuracy
     on each held-out set (or `sets`) as `test_probe_accuracy`.
 
     The features are the model's output, or its "features" if it returns several. The classifier is
     the least-squares fit to one-hot labels, with a `ridge`. `examples` is the most examples of each
-    set, which are not augmented. The probe does not change the model.
+    set, which are not augmented. The probe does not change the model. It is fitted in each
+    evaluation, or only in those at which `every` is due.
     """
-    return LinearProbe(examples, batch_size, ridge, sets, every_n_epochs)
+    return LinearProbe(examples, batch_size, ridge, sets, every)
 
 
 class LinearProbe:
-    def __init__(self, examples, batch_size, ridge, sets, every_n_epochs):
+    def __init__(self, examples, batch_size, ridge, sets, every):
         self.examples, self.batch_size, self.ridge = examples, batch_size, ridge
-        self.sets, self.every_n_epochs = sets, every_n_epochs
+        self.sets, self.every = sets, every
+        self.fitted = None  # (step, the classifier)
 
     def reports(self, sets):
         return [f"{name}_probe_accuracy" for name in sets if name in (self.sets or sets)]
 
-    def on_training_start(self, view):
+    def on_start(self, view):
         common.check_sets("linear_probe", self.sets, view)
         names = [name for name in view.sets if name == "train" or name in (self.sets or view.sets)]
         for name in names:
@@ -52,23 +55,16 @@ class LinearProbe:
                 form = f"{label.dtype}{list(label.shape[1:])}"
                 raise UserError(f"linear_probe: needs one class per example, got a target {form}")
 
-    def on_validation_end(self, view):
-        return self.probe(view, common.just_measured("validation", self.sets, view))
-
-    def on_test_end(self, view):
-        return self.probe(view, common.just_measured("test", self.sets, view))
-
-    def probe(self, view, names):
-        """{"values": the accuracy of each of these sets}."""
-        if not names:
+    def on_evaluated(self, view, name, values):
+        """{"values": the accuracy of the set}."""
+        if not common.is_held_out(name, self.sets):
             return None
-        classify, values = fitted(*self.features(view, "train"), self.ridge), {}
-        for name in names:
-            x, y = self.features(view, name)
-            accuracy = float(np.mean(classify(x) == y))
-            values[f"{name}_probe_accuracy"] = accuracy
-            logger.info("Epoch %d [%s] probe_accuracy @ %.4f", view.epoch, name, accuracy)
-        return {"values": values}
+        if self.fitted is None or self.fitted[0] != view.step:
+            self.fitted = view.step, fitted(*self.features(view, "train"), self.ridge)
+        x, y = self.features(view, name)
+        accuracy = float(np.mean(self.fitted[1](x) == y))
+        logger.info("Epoch %d [%s] probe_accuracy @ %.4f", view.epoch, name, accuracy)
+        return {"values": {f"{name}_probe_accuracy": accuracy}}
 
     def features(self, view, name):
         """(features, labels) of the first examples of a set. A last batch is filled up, so that one

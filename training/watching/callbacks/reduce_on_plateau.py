@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from ranges import Count, CountOrZero, NonNegative, Share, between_0_and_1, checked
 from training.base import Callback
 from training.options import monitor_for, sign_of
-from training.watching.callbacks.common import after_evaluation
+from training.watching.callbacks.common import after_evaluation, is_measured
 
 logger = logging.getLogger("main")
 
@@ -20,7 +20,6 @@ def reduce_on_plateau(
     min_delta: NonNegative = 0.0,
     cooldown: CountOrZero = 0,
     min_scale: Share = 0.0,
-    every_n_epochs: Count = 1,
 ) -> Callback:
     """Multiply all updates by `factor` after `patience` evaluations without an improvement.
 
@@ -31,36 +30,35 @@ def reduce_on_plateau(
     one less as the patience.
     """
     numbers = factor, patience, min_delta, cooldown, min_scale
-    return ReduceOnPlateau(monitor, mode, *numbers, every_n_epochs)
+    return ReduceOnPlateau(monitor, mode, *numbers)
 
 
 class ReduceOnPlateau:
     lowers_rate = True
 
-    def __init__(self, monitor, mode, factor, patience, min_delta, cooldown, min_scale, every):
+    def __init__(self, monitor, mode, factor, patience, min_delta, cooldown, min_scale):
         self.monitor, self.mode, self.factor, self.patience = monitor, mode, factor, patience
         self.min_delta, self.cooldown, self.min_scale = min_delta, cooldown, min_scale
-        self.every_n_epochs = every
 
     def sign(self):
         """1 if lower values of the metric are better, -1 if higher ones are."""
         return sign_of(self.monitor, self.mode, "reduce_on_plateau: mode")
 
-    def on_training_start(self, view):
+    def on_start(self, run):
         self.memory = {"best": None, "waited": 0, "cooling": 0, "scale": 1.0}
 
-    def on_epoch_end(self, view):
-        monitor = monitor_for(self.monitor, view.sets, "test_loss")
-        if monitor not in view.metrics:  # this epoch was not evaluated
+    def on_row(self, run, row):
+        monitor = monitor_for(self.monitor, run.sets, "test_loss")
+        if not is_measured(monitor, row):
             return None
-        value = self.sign() * view.metrics[monitor]
+        value = self.sign() * row[monitor]
         now = after_evaluation(self.memory, value, self.min_delta)
         if now["cooling"]:
             now |= {"cooling": now["cooling"] - 1, "waited": 0}
         self.memory = now
-        return self.reduce(view) if now["waited"] >= self.patience else None
+        return self.reduce(run) if now["waited"] >= self.patience else None
 
-    def reduce(self, view):
+    def reduce(self, run):
         """The reply that reduces every later update, or None if the scale is at its minimum."""
         before = self.memory["scale"]
         after = max(before * self.factor, self.min_scale)
@@ -71,6 +69,6 @@ class ReduceOnPlateau:
         logger.info(
             "Epoch %d: %s has not improved in %s: from now on reduce_on_plateau multiplies every "
             "update by %g instead of %g",
-            view.epoch, monitor_for(self.monitor, view.sets, "test_loss"), length, after, before,
+            run.epoch, monitor_for(self.monitor, run.sets, "test_loss"), length, after, before,
         )  # fmt: skip
         return {"lr_scale": after}

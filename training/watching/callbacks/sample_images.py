@@ -9,9 +9,10 @@ import numpy as np
 
 from data_loader.base import has_items
 from data_loader.nest import named_nest
-from ranges import Count, CountOrZero, checked
+from ranges import CountOrZero, checked
 from training.base import Callback, tracked
 from training.loss import cross_entropy
+from training.observers import Every
 from training.rows import plain
 from training.watching.callbacks import common
 from training.watching.pictures import as_picture, grid, png
@@ -26,16 +27,17 @@ def sample_images(
     count: CountOrZero = 16,
     worst: CountOrZero = 16,
     sets: tuple[str, ...] | None = None,
-    every_n_epochs: Count = 1,
+    every: Every | None = None,
 ) -> Callback:
-    """Draw the first images of training and, after each evaluation, the worst predictions.
+    """Draw the first images of training and, after each evaluation, the worst predictions, or only
+    after those at which `every` is due.
 
     pictures/first_batch.png shows `count` images, shuffled and augmented as in training.
     pictures/worst-<set>.png (and .json) shows the `worst` examples with the highest cross entropy
     in each of `sets` (default: all held-out sets), with label>prediction below. If the inputs are
     not images, only the .json is written.
     """
-    return SampleImages(count, worst, sets, every_n_epochs)
+    return SampleImages(count, worst, sets, every)
 
 
 def prediction(output, target):
@@ -53,12 +55,12 @@ def prediction(output, target):
 
 
 class SampleImages:
-    def __init__(self, count, worst, sets, every_n_epochs):
-        self.count, self.worst, self.sets, self.every_n_epochs = count, worst, sets, every_n_epochs
+    def __init__(self, count, worst, sets, every):
+        self.count, self.worst, self.sets, self.every = count, worst, sets, every
         rule = tracked(prediction, mode="CONCAT", phase="EVAL")
         self.metrics = {"sample_images": rule} if worst else {}
 
-    def on_training_start(self, view):
+    def on_start(self, view):
         self.logged = set()  # the sets for which the log has a reason why they are not shown
         common.check_sets("sample_images", self.sets, view)
         items = view.first_examples(self.count) if self.count else []
@@ -67,29 +69,21 @@ class SampleImages:
             drawn = png(grid([picture for picture, _ in examples], captions=captions))
             view.publish.image(view.step, "first_batch", drawn)
 
-    def on_validation_end(self, view):
-        self.show(view, common.just_measured("validation", self.sets, view))
-
-    def on_test_end(self, view):
-        self.show(view, common.just_measured("test", self.sets, view))
-
-    def show(self, view, names):
-        """Write and publish the worst predictions in each of these sets."""
-        for name in names if self.worst else ():
-            measured = view.arrays.get(f"{name}_sample_images")
-            if measured is None:
-                self.log_once(name, "has an unknown length, so its predictions are not gathered")
-                continue
-            common.check_labels("sample_images", name, int(measured["invalid"].sum()))
-            # The loss is NaN for a label outside the classes, which comes first.
-            losses = np.where(np.isnan(measured["loss"]), np.inf, measured["loss"])
-            order = np.argsort(-losses, kind="stable")[: self.worst]
-            worst = [as_json(measured, int(i)) for i in order]
-            dataset = view.sets.get(name)
-            examples = self.shown(
-                name, [dataset[int(i)] for i in order] if has_items(dataset) else None
-            )
-            self.publish(view, name, worst, [picture for picture, _ in examples])
+    def on_evaluated(self, view, name, values):
+        """Write and publish the worst predictions in a set."""
+        if not self.worst or not common.is_held_out(name, self.sets):
+            return
+        measured = view.arrays[f"{name}_sample_images"]
+        common.check_labels("sample_images", name, int(measured["invalid"].sum()))
+        # The loss is NaN for a label outside the classes, which comes first.
+        losses = np.where(np.isnan(measured["loss"]), np.inf, measured["loss"])
+        order = np.argsort(-losses, kind="stable")[: self.worst]
+        worst = [as_json(measured, int(i)) for i in order]
+        dataset = view.sets.get(name)
+        examples = self.shown(
+            name, [dataset[int(i)] for i in order] if has_items(dataset) else None
+        )
+        self.publish(view, name, worst, [picture for picture, _ in examples])
 
     def publish(self, view, name, worst, pictures):
         """Write the numbers of one set, and publish its picture."""

@@ -5,25 +5,26 @@ import numpy as np
 
 from ranges import Count, CountOrZero, checked
 from training.base import Callback
+from training.observers import EVERY_EPOCH, Every
 from training.watching.pictures import as_picture, grid, png
 from utils import UserError
 
 
 @checked
 def sample_pictures(
-    count: Count = 64, seed: CountOrZero = 0, every_n_epochs: Count = 1
+    count: Count = 64, seed: CountOrZero = 0, every: Every = EVERY_EPOCH
 ) -> Callback:
-    """Draw `count` pictures that a model such as `gan` makes from noise, after every n-th epoch.
+    """Draw `count` pictures that a model such as `gan` makes from noise, as often as `every` says.
 
     They are in pictures/samples.png, in the report and on trackers. The noise is the same at all
     epochs, so that the pictures can be compared.
     """
-    return SamplePictures(count, seed, every_n_epochs)
+    return SamplePictures(count, seed, every)
 
 
 class SamplePictures:
-    def __init__(self, count, seed, every_n_epochs):
-        self.count, self.seed, self.every_n_epochs = count, seed, every_n_epochs
+    def __init__(self, count, seed, every):
+        self.count, self.seed, self.every = count, seed, every
 
     def check(self, model, data):
         """Refuse a model that does not make pictures from noise."""
@@ -33,10 +34,10 @@ class SamplePictures:
             raise UserError(f"sample_pictures: {why}")
         self.shape = spec.shape
 
-    def on_training_start(self, view):
+    def on_start(self, view):
         self.check(view.model, None)
 
-    def on_epoch_end(self, view):
+    def on_steps(self, view):
         noise = np.random.default_rng(self.seed).normal(size=(self.count, *self.shape))
         made = np.asarray(view.apply(noise.astype(np.float32)))
         pictures = [as_picture(np.clip(one, 0, 1)) for one in made]

@@ -9,6 +9,7 @@ from data_loader.tokenizers.saved import first_tokens
 from model.generate import Sampling, check, context_of
 from ranges import Count, CountOrZero, NonNegative, Range, checked
 from training.base import Callback
+from training.observers import EVERY_EPOCH, Every
 from training.watching.callbacks.common import append_lines, cut_back
 from utils import UserError
 
@@ -29,14 +30,13 @@ def sample_text(
     top_k: Count | None = None,
     top_p: Probability | None = None,
     seed: CountOrZero = 0,
-    every_n_epochs: Count = 1,
-    every_n_steps: Count | None = None,
+    every: Every = EVERY_EPOCH,
     tokenizer: Tokenizer | None = None,
 ) -> Callback:
     """Let the model continue each of `prompts`, and show the texts.
 
-    It does so after every `every_n_epochs` epochs and, with `every_n_steps`, also within them. The
-    prompt "" begins a new document. `tokens`, `temperature`, `top_k`, `top_p` and `seed` are as in
+    It does so as often as `every` says, after each epoch or after so many steps. The prompt ""
+    begins a new document. `tokens`, `temperature`, `top_k`, `top_p` and `seed` are as in
     inference/generate.py; the seed is the same at all steps, so that the texts can be compared.
     The texts are in the log (their beginnings), in samples.jsonl, in the report and on trackers.
     The default `tokenizer` is the one of the data.
@@ -46,19 +46,15 @@ def sample_text(
     if tokenizer is not None and not hasattr(tokenizer, "encode"):
         raise ValueError("tokenizer: is not trained yet; leave it out to use the one of the data")
     sampling = Sampling(temperature, top_k, top_p)
-    return SampleText(prompts, tokens, sampling, seed, every_n_epochs, every_n_steps, tokenizer)
+    return SampleText(prompts, tokens, sampling, seed, every, tokenizer)
 
 
 class SampleText:
-    def __init__(self, prompts, tokens, sampling, seed, every_n_epochs, every_n_steps, tokenizer):
+    def __init__(self, prompts, tokens, sampling, seed, every, tokenizer):
         self.prompts, self.tokens, self.sampling, self.seed = prompts, tokens, sampling, seed
-        self.every_n_epochs, self.every_n_steps = every_n_epochs, every_n_steps
-        self.own_tokenizer = tokenizer
-        if every_n_steps:
-            self.steps_left = lambda step: every_n_steps - step % every_n_steps
-            self.on_step_end = self.within_epoch
+        self.every, self.own_tokenizer = every, tokenizer
 
-    def on_training_start(self, view):
+    def on_start(self, view):
         self.memory = {"step": -1}  # the last step after which the model wrote
         # The memory that matches the file; any other was restored from a checkpoint.
         self.written = None
@@ -91,14 +87,7 @@ class SampleText:
                 f"sample_text: {str(error).replace('prompt', f'prompt {i}', 1)}"
             ) from error
 
-    def within_epoch(self, view):
-        if view.step % self.every_n_steps == 0:  # other calls are for log lines
-            self.sample(view)
-
-    def on_epoch_end(self, view):
-        self.sample(view)
-
-    def sample(self, view):
+    def on_steps(self, view):
         """Let the model write, and show it."""
         step, before = view.step, self.memory["step"]
         if step == before:

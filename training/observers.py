@@ -1,0 +1,410 @@
+"""Observers: everything that happens during a run besides training itself. A log line, a
+checkpoint, a tracker, the policy for steps that are not finite, a callback of the user: each is an
+object with any of these attributes and methods. The loop (training/loop.py) calls the methods in
+the order of its list, each with the run, of which everything can be read and nothing can be set
+(training/watching/view.py).
+
+every     when `on_steps` and `on_evaluated` are called, as data. {"steps": n}: after every n-th
+          step of the run; {"batches": n}: after every n-th batch of an epoch; {"epochs": n};
+          {"seconds": s}: after the first chunk that ends so much later; {"at": step}: once; {}:
+          never. Several keys: after each of these. Without it, or if it is None: at log lines, and
+          at all evaluations. An object may set another one in any of its methods
+late      True: it reads only numbers that are reported, so that later steps may be in progress. It
+          is called in process 0 alone, and replies nothing. The others are called in all processes,
+          and wait for the steps
+memory    what it must remember: JSON, which every checkpoint holds, and which a resumed run sets
+          again after `on_start`
+
+on_start(run)                     before the first step; a run that is resumed is at its checkpoint
+on_batch(run, batch)              after each step, with its raw batch; a chunk then has one step
+on_steps(run)                     some steps are done, and `every` is due
+on_evaluated(run, name, values)   a set was evaluated, or an epoch of "train" is done
+on_row(run, row)                  all values of an epoch, or of an evaluation, are known: numbers by
+                                  name, with "epoch" and "step"; with "end_of_epoch", "evaluation",
+                                  "initial" (of the initial params), or "final" (at the end)
+on_bad(run, bad)                  a step, or the state, is not finite; `bad` is a Bad
+on_save(run, take, kind)          write a checkpoint of this kind; `take()` returns a Snapshot
+on_end(run)                       training has ended, and its last checkpoint is being written
+close(run)                        the run is over, however it ended; False: a thread is stuck
+
+All methods but the last two may return a dict, which is the only way to change the run:
+
+stop      True, or the reason: end the run for good, as early stopping does
+pause     the reason: end the run here, to be resumed later, as after a signal
+evaluate  True: evaluate the held-out sets here
+save      "last": write a checkpoint here; "best": one that is kept only as long as it is among the
+          best; "whole": one from which the run can be resumed, whatever the options say
+values    {"test_x": number}, from `on_evaluated` alone: they join the metrics of the set
+lr_scale  a factor for every later update, instead of the one that this object returned before; the
+          factors of all observers are multiplied
+back_to   a Point to continue from, only from `on_bad`
+
+At a boundary, the observers that are due reply, then the sets are evaluated that are due, then a
+checkpoint is written. Of several replies, a signal comes first, then the first `back_to`, then
+`stop`; the others are merged.
+
+Other attributes of callbacks, all optional:
+
+monitor         the name of a metric, which is checked before the run
+needs           what must be measured for it, of training.metrics.NEEDS: "gradient_norm", ...
+lowers_rate     True: it may return an lr_scale, so that a run with `lookahead` is refused at once
+reports         the names of the values that it returns, such as ("val_auc",), which a `monitor` may
+                then name; or a function that returns them from the names of the held-out sets
+metrics         {label: tracked(function, mode, ...)}: measured with the others, on the device; the
+                results are in `run.arrays`
+check           (model, data): may raise a UserError before the run has a folder; `data` is a Data
+                (data_loader/base.py), or the training set of `fit`
+restore_best    True: a run that has ended returns the weights and the values of its best checkpoint
+"""
+
+import inspect
+import json
+import logging
+import re
+import traceback
+from collections.abc import Mapping
+from contextlib import suppress
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypedDict
+
+from jax.tree_util import tree_structure
+
+from data_loader.nest import map_nest
+from file_io import is_alike
+from ranges import Count, Positive
+from training.base import Tracked
+from training.metrics import NEEDS
+from utils import RunError, UserError, cut, relative_path
+
+logger = logging.getLogger("main")
+
+NEVER = 2**30  # steps until an observer is due that need not see any step
+SAVES = ("best", "last", "whole")  # kinds of checkpoints; of several replies, the last kind counts
+EVENTS = ("on_start", "on_batch", "on_steps", "on_evaluated", "on_row", "on_bad", "on_save")
+EVENTS += ("on_end",)
+TAKES = {"on_batch": 2, "on_evaluated": 3, "on_row": 2, "on_bad": 2, "on_save": 3}  # arguments
+REPLIES = ("stop", "pause", "evaluate", "save", "values", "lr_scale", "back_to")
+LARGEST = 3.4e38  # about the largest number of float32
+
+
+class Every(TypedDict, total=False):
+    """When something happens."""
+
+    steps: Count  # after every n-th step
+    epochs: Count  # after every n-th epoch
+    seconds: Positive  # after the first steps that end so much later
+    at: Count  # after this step
+
+
+EVERY_EPOCH: Every = {"epochs": 1}
+
+
+class Bad(NamedTuple):
+    """What is not finite: in a step of a replica, or in the state of a replica after a step."""
+
+    step: int  # the number of steps before the bad one, or those that were taken
+    leaf: str  # the name of the first array that is not finite
+    replica: int
+    of_state: bool  # whether it is in the state, though all losses and gradients were finite
+    refused: bool  # whether this step, and all after it, were refused
+
+
+class Snapshot(NamedTuple):
+    """A run at one moment, as a checkpoint holds it."""
+
+    states: list  # a copied TrainState for each replica
+    record: dict  # step, epoch, position and what else the loop and the observers remember
+    sums: list | None = None  # what each replica measured so far of an epoch in progress
+
+
+class Point(NamedTuple):
+    """A moment of a run to continue from."""
+
+    states: list  # a TrainState for each replica
+    record: dict  # as in a Snapshot
+    history: list  # one row per completed epoch
+    checkpoint: Any = None  # the checkpoint that it comes from
+    before_first_row: bool = False  # whether the initial params have yet to be evaluated
+    sums: Any = None  # the TrainingSums of an epoch in progress; None: those of the run
+
+
+# When an observer is called.
+
+
+def name_of(observer):
+    """The name of an observer in messages."""
+    return type(observer).__name__
+
+
+def steps_left(every, step, position):
+    """The steps until this is due by the number of steps alone."""
+    every = every or {}
+    left = [NEVER]
+    if "steps" in every:
+        left.append(every["steps"] - step % every["steps"])
+    if "batches" in every:
+        left.append(every["batches"] - position % every["batches"])
+    if every.get("at", 0) > step:
+        left.append(every["at"] - step)
+    return min(left)
+
+
+def is_due_at_end(every, epoch):
+    """Whether this is due at the end of an epoch."""
+    return "epochs" in (every or {}) and epoch % every["epochs"] == 0
+
+
+# Replies.
+
+
+class Replies(NamedTuple):
+    """What the observers replied to one event."""
+
+    back_to: Any = None
+    stop: str | None = None
+    pause: str | None = None
+    evaluate: bool = False
+    save: str | None = None
+    values: Mapping = MappingProxyType({})
+    lr_scales: Mapping = MappingProxyType({})  # {key of the observer: its factor}
+
+    def with_reply(self, key, reply):
+        """These replies and the one of the observer with this key."""
+        stop = reply.get("stop")
+        kinds = [kind for kind in (self.save, reply.get("save")) if kind]
+        scale = {key: float(reply["lr_scale"])} if "lr_scale" in reply else {}
+        return Replies(
+            self.back_to or reply.get("back_to"),
+            self.stop or (key if stop is True else stop or None),
+            self.pause or reply.get("pause"),
+            self.evaluate or bool(reply.get("evaluate")),
+            max(kinds, key=SAVES.index, default=None),
+            {**self.values, **reply.get("values", {})},
+            {**self.lr_scales, **scale},
+        )
+
+
+def reply_of(observer, event, run, *details):
+    """Call a method of an observer, if it has it, and return its reply as a dict."""
+    if not hasattr(observer, event):
+        return {}
+    return checked(observer, event, called(observer, event, run, *details))
+
+
+def called(observer, event, run, *details):
+    """The return value of a method; if it fails, the error names the method, the line and when."""
+    function = getattr(observer, event)
+    try:
+        return function(run, *details)
+    except (UserError, RunError):
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        code = getattr(function, "__code__", None)
+        own = [f for f in frames if code is None or f.filename == code.co_filename]
+        frame = (own or frames)[-1]
+        where = f"{relative_path(frame.filename)}, line {frame.lineno}"
+        raise CallbackFailed(
+            f"callbacks: {name_of(observer)}.{event} failed in epoch {run.epoch} after step "
+            f"{run.step}: {where}: {type(error).__name__}: {error}"
+        ) from error
+
+
+class CallbackFailed(Exception):
+    """An observer raised something that is neither a UserError nor a RunError."""
+
+
+def checked(observer, event, reply):
+    """A reply as a dict; raise if it is not valid."""
+    where = f"callbacks: {name_of(observer)}.{event}"
+    if reply is None:
+        return {}
+    known = ", ".join(map(repr, REPLIES))
+    if not isinstance(reply, dict):
+        raise UserError(f"{where} returned {reply!r}; return nothing, or a dict of {known}")
+    if unknown := reply.keys() - {*REPLIES}:
+        raise UserError(f"{where} returned {sorted(unknown)}; a reply may have {known}")
+    if reply and getattr(observer, "late", False):
+        raise UserError(f"{where} returned {reply!r}; with `late`, it cannot change the run")
+    if reply.get("save") not in (None, True, False, *SAVES):
+        raise UserError(f"{where} returned save={reply['save']!r}; allowed: {', '.join(SAVES)}")
+    if reply.get("back_to") and event != "on_bad":
+        raise UserError(f"{where} returned back_to, which only on_bad can")
+    reply = reply | {"save": "last" if reply.get("save") is True else reply.get("save") or None}
+    if "values" in reply:
+        reply = reply | {"values": checked_values(where, reply["values"], event)}
+    scale = reply.get("lr_scale", 1.0)
+    with suppress(TypeError, ValueError):
+        if 0 <= scale <= LARGEST:
+            return reply
+    raise UserError(f"{where} returned lr_scale={scale!r}; it must be from 0 to {LARGEST:.1e}")
+
+
+def checked_values(where, values, event):
+    """{name: number} that a method returned. Refuse values that are not numbers, or that come
+    from a method that follows no evaluation."""
+    is_dict = isinstance(values, dict)
+    if is_dict and values and event != "on_evaluated":
+        raise UserError(f"{where} returned values; only on_evaluated may")
+    if is_dict and all(re.match(r"[a-z0-9-]+_", str(name)) for name in values):
+        plain = {name: as_number(value) for name, value in values.items()}
+        if all(isinstance(value, int | float) for value in plain.values()):
+            return plain
+    raise UserError(f'{where} returned values={values!r}; they must be {{"test_x": number}}')
+
+
+# What observers remember.
+
+
+def as_number(value):
+    """A number of NumPy or JAX, or an array that is one number, as a number of Python; anything
+    else unchanged."""
+    return value.item() if getattr(value, "shape", None) == () else value
+
+
+def keys_of(observers):
+    """A name for each observer, by which a checkpoint knows it: its type, numbered from the second
+    one of a type on."""
+    keys = []
+    for observer in observers:
+        name = name_of(observer)
+        count = sum(key.split(" ")[0] == name for key in keys)
+        keys.append(f"{name} {count + 1}" if count else name)
+    return keys
+
+
+def memories(observers):
+    """{key: what an observer remembers}, as plain JSON."""
+    found = {}
+    for key, observer in zip(keys_of(observers), observers, strict=True):
+        if not hasattr(observer, "memory"):
+            continue
+        try:
+            memory = map_nest(as_number, observer.memory)
+            copy = json.loads(json.dumps(memory))
+            if tree_structure(copy) != tree_structure(memory):
+                raise TypeError("it holds a tuple, or a key that is not text")
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UserError(
+                f"callbacks: the memory of {name_of(observer)} is not JSON ({error}); "
+                "keep plain numbers, lists and dicts"
+            ) from error
+        found[key] = copy
+    return found
+
+
+def remember(observers, stored, path):
+    """Give each observer its memory from a checkpoint back."""
+    for key, observer in zip(keys_of(observers), observers, strict=True):
+        if not hasattr(observer, "memory"):
+            continue
+        if key not in stored:
+            logger.warning("%s is not in the checkpoint, so its memory begins anew", key)
+            continue
+        memory = stored[key]
+        if not is_alike(memory, map_nest(as_number, observer.memory)):
+            found, like = cut(repr(memory), 200), observer.memory
+            why = f"{found} is not a memory of {key}, such as {like!r}"
+            raise UserError(f"{path}: callbacks: {why}")
+        observer.memory = memory
+
+
+# Checks before a run.
+
+
+def check_observers(observers):
+    """Refuse what is no observer: a method that would never be called, an `every` that is never
+    due, a need that is never measured."""
+    if not isinstance(observers, list | tuple):
+        raise UserError(f"callbacks: must be a list, got {observers!r}")
+    for observer in observers:
+        if isinstance(observer, type):
+            call = f"{observer.__name__}({', '.join(required(observer))})"
+            raise UserError(f"callbacks: {observer.__name__} is a class; pass an object: {call}")
+        name = name_of(observer)
+        has_any = any(hasattr(observer, each) for each in (*EVENTS, "needs", "metrics"))
+        for event in dir(observer):
+            if event.startswith("on_") and event not in EVENTS:
+                known = ", ".join(EVENTS)
+                raise UserError(f"callbacks: {name} has {event!r}, which is not called ({known})")
+            if event in EVENTS and not takes(getattr(observer, event), TAKES.get(event, 1)):
+                form = {"on_batch": "run, batch", "on_evaluated": "run, name, values"}
+                form |= {"on_row": "run, row", "on_bad": "run, bad", "on_save": "run, take, kind"}
+                form = f"def {event}(self, {form.get(event, 'run')})"
+                raise UserError(f"callbacks: {name}.{event} must take its arguments: {form}")
+        if isinstance(observer, str) or not has_any:
+            raise UserError(
+                f"callbacks: {observer!r} has no method that is called ({', '.join(EVENTS)}); "
+                "a callback is an object, as early_stopping(patience=3) returns one"
+            )
+        check_every(f"callbacks: {name}.every", getattr(observer, "every", None))
+        check_reports(name, observer)
+        for need in getattr(observer, "needs", ()):
+            if need not in NEEDS:
+                raise UserError(
+                    f"callbacks: {name} needs {need!r}, which is not measured ({', '.join(NEEDS)})"
+                )
+        for label, rule in getattr(observer, "metrics", {}).items():
+            if not isinstance(rule, Tracked):
+                where = f"callbacks: {name}.metrics[{label!r}]"
+                raise UserError(f"{where} must be tracked(function, ...) of training.base")
+
+
+def check_every(where, every):
+    """Refuse an `every` that is never due."""
+    keys = ("steps", "batches", "epochs", "seconds", "at")
+    fits = every is None or (isinstance(every, dict) and every.keys() <= {*keys})
+    for key, number in (every or {}).items() if fits else ():
+        whole = isinstance(number, int) and not isinstance(number, bool)
+        fits = fits and (whole or key == "seconds") and number > 0
+    if not fits:
+        raise UserError(
+            f"{where}: must be None or a dict such as {{'steps': 100}} or {{'epochs': 1}}, "
+            f"with numbers above 0 and keys of {', '.join(keys)}; got {every!r}"
+        )
+
+
+def check_reports(name, observer):
+    """Refuse names of values that an observer cannot return."""
+    if not hasattr(observer, "reports") or callable(observer.reports):
+        return
+    names, form = observer.reports, '("val_auc",)'
+    is_names = isinstance(names, list | tuple) and all(isinstance(n, str) for n in names)
+    if not is_names or not all(re.match("[a-z0-9-]+_", n) for n in names):
+        raise UserError(f"callbacks: {name}.reports must be names as {form}, got {names!r}")
+    if names and not hasattr(observer, "on_evaluated"):
+        raise UserError(
+            f"callbacks: {name} reports {names[0]!r}, and has no on_evaluated to return it"
+        )
+
+
+def reported_by(observer, sets):
+    """The names of the values that an observer reports about these held-out sets."""
+    names = getattr(observer, "reports", ())
+    names = names(sets) if callable(names) else names
+    return [name for name in names if name.split("_")[0] in sets]
+
+
+def required(cls):
+    """The arguments without a default with which a class is called."""
+    with suppress(ValueError, TypeError):
+        parameters = inspect.signature(cls).parameters.values()
+        return [p.name for p in parameters if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
+    return []
+
+
+def takes(function, count):
+    """Whether a function can be called with so many arguments, as far as Python knows."""
+    with suppress(ValueError):  # it has no signature
+        try:
+            inspect.signature(function).bind(*[None] * count)
+        except TypeError:
+            return False
+    return True
+
+
+def check_callbacks(recipe, data):
+    """Let callbacks refuse a model, or a Data or dataset, before the run has a folder."""
+    for callback in recipe.callbacks:
+        if hasattr(callback, "check"):
+            callback.check(recipe.model, data)
