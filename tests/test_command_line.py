@@ -208,7 +208,7 @@ def test_mistakes(small, arguments, code, message):
     (small / "refuses.py").write_text(
         "from utils import UserError\n"
         "class Refuses:\n"
-        "    def on_training_start(self, view):\n"
+        "    def on_start(self, view):\n"
         "        raise UserError('refused before the first step')\n"
         "def refuses(): return Refuses()\n"
     )

@@ -291,7 +291,7 @@ def test_a_changed_model_is_refused_and_its_copy_is_not_imported(workdir):
 @pytest.mark.slow
 def test_the_copies_of_a_runs_code_are_those_that_trained_it_last(workdir):
     """Evaluations and exports import them."""
-    code = "class Stops:\n    def on_training_start(self, view):\n        FIRST\n"
+    code = "class Stops:\n    def on_start(self, view):\n        FIRST\n"
     code += "def stops() -> 'Callback':\n    return Stops()\n"
     copy = only_run(workdir).parents[1] / "Own" / "one" / "user_modules" / "stops.py"
     arguments = ["-c", "small.json", "title=Own", "run_name=one", "--resume", "auto"]

@@ -65,7 +65,7 @@ class EveryFifth:
     observer = True
     def steps_left(self, step):
         return 5 - step % 5
-    def on_step_end(self, run):
+    def on_steps(self, run):
         print("step", run.step)
 """
 MARK = "RAWTREE_TEST_OF_SEVERAL"

@@ -33,7 +33,7 @@ from training.base import Callback
 
 
 class Failing:
-    def on_step_end(self, run):
+    def on_steps(self, run):
         if run.step >= 4:
             return {"stop": {}["nothing"]}
 
@@ -195,7 +195,7 @@ def test_debug_compiles_nothing_so_that_a_print_sees_values(small):
 def test_a_callback_that_raises_is_named_and_the_state_is_saved(small):
     code, _, err = run(small, "-c", "small.json", 'callbacks=["own.failing"]')
     assert code == 1
-    assert "callbacks: Failing.on_step_end failed in epoch 1 after step 4: " in err
+    assert "callbacks: Failing.on_steps failed in epoch 1 after step 4: " in err
     assert "own.py, line 8: KeyError" in err
     assert (folder_of(small) / "checkpoint-step_4.params").exists()
     assert "Traceback" in (folder_of(small) / "train.log").read_text()

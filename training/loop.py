@@ -115,6 +115,7 @@ class Loop:
             if start is None or start.before_first_row:
                 self.evaluate_initial_params()
             self.underway = True
+            self.poll()
             if first.save:
                 self.save(first.save)
             self.end_if_spent()
@@ -178,7 +179,7 @@ class Loop:
                 sending = self.clock.sent(before)
                 chunk = self.planned(plan, steps == count, steps, ahead.position, calls, sending)
                 self.in_flight.append(chunk)
-                waits = chunk.evaluate or any(self.waits[i] for i in chunk.due)
+                waits = chunk.evaluate or any(self.waits[i] for i in chunk.due) or self.sees_batches
             unread = 1 if steps and not waits else 0  # chunks that may stay in flight
             self.poll()
             while len(self.in_flight) > unread:

@@ -106,7 +106,6 @@ class Bad(NamedTuple):
     leaf: str  # the name of the first array that is not finite
     replica: int
     of_state: bool  # whether it is in the state, though all losses and gradients were finite
-    refused: bool  # whether this step, and all after it, were refused
 
 
 class Snapshot(NamedTuple):
@@ -144,7 +143,7 @@ def steps_left(every, step, position):
         left.append(every["steps"] - step % every["steps"])
     if "batches" in every:
         left.append(every["batches"] - position % every["batches"])
-    if every.get("at", 0) > step:
+    if "at" in every and every["at"] > step:
         left.append(every["at"] - step)
     return min(left)
 
@@ -322,7 +321,7 @@ def check_observers(observers):
             call = f"{observer.__name__}({', '.join(required(observer))})"
             raise UserError(f"callbacks: {observer.__name__} is a class; pass an object: {call}")
         name = name_of(observer)
-        has_any = any(hasattr(observer, each) for each in (*EVENTS, "needs", "metrics"))
+        has_any = any(hasattr(observer, each) for each in (*EVENTS, "close", "needs", "metrics"))
         for event in dir(observer):
             if event.startswith("on_") and event not in EVENTS:
                 known = ", ".join(EVENTS)

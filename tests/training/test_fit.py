@@ -202,7 +202,7 @@ def test_a_test_set_of_another_shape_is_an_error_before_the_first_epoch():
 
 def test_step_hooks_see_the_exact_step_and_change_the_next_one():
     class Halve:
-        def on_step_end(self, run):
+        def on_steps(self, run):
             time.sleep(0.01 * (run.step % 3))  # timing must not matter
             seen.append((run.step, int(run.states()[0].step)))
             return {"lr_scale": 0.5}
@@ -469,7 +469,7 @@ def test_a_label_outside_the_classes_stops_the_run():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_run_after_the_chunk_in_progress(number):
     class Kill:
-        def on_step_end(self, run):
+        def on_steps(self, run):
             if run.step >= 15 and not run.signal:
                 os.kill(os.getpid(), number)
 
@@ -482,7 +482,7 @@ def test_a_signal_ends_the_run_after_the_chunk_in_progress(number):
 
 def test_a_second_signal_stops_the_run_immediately():
     class Kill:
-        def on_step_end(self, run):
+        def on_steps(self, run):
             os.kill(os.getpid(), signal.SIGTERM)
 
         on_training_end = on_step_end
@@ -499,7 +499,7 @@ def test_a_second_signal_does_not_wait_for_a_slow_tracker(tmp_path):
             time.sleep(8)
 
     class Interrupt:
-        def on_step_end(self, run):
+        def on_steps(self, run):
             raise KeyboardInterrupt
 
     began = time.monotonic()
@@ -528,7 +528,7 @@ def test_callbacks_are_called_in_order_and_can_stop_the_run_or_scale_the_learnin
     assert [c for c in calls if c != "on_step_end"][1:-1] == ["on_epoch_start", "on_epoch_end"] * 3
 
     class Freeze:
-        def on_training_start(self, run):
+        def on_start(self, run):
             return {"lr_scale": 0.0}
 
     assert_same(

@@ -193,7 +193,7 @@ class Stop:
     def __init__(self, step):
         self.step = step
 
-    def on_step_end(self, run):
+    def on_steps(self, run):
         if run.step >= self.step and not run.signal:
             os.kill(os.getpid(), signal.SIGTERM)
 

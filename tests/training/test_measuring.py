@@ -232,8 +232,8 @@ def test_log_lines_by_the_clock_do_not_change_the_params(tmp_path):
 @pytest.mark.slow
 def test_norms_of_the_gradients_and_the_params(tmp_path):
     log = {"every_steps": 1, "gradient_norm": True, "parameter_norm": True, "leaf_statistics": True}
-    step = Recorder(on_step_end=lambda view: step.seen.append((dict(view.metrics), view.params)))
-    start = Recorder(on_training_start=lambda view: start.seen.append(view.params))
+    step = Recorder(on_steps=lambda view: step.seen.append((dict(view.metrics), view.params)))
+    start = Recorder(on_start=lambda view: start.seen.append(view.params))
     settings = {"optimizer": sgd(lr=0.1), "batch_size": 100, "shuffle": False, "epochs": 1}
     run(callbacks=[step, start], log=log, **settings)
     before, (metrics, after) = start.seen[0], step.seen[0]
@@ -327,7 +327,7 @@ def test_named_validation_sets_are_evaluated_before_the_test_set_with_hooks_of_t
 
 
 def test_the_initial_params_can_be_evaluated(tmp_path):
-    start = Recorder(on_training_start=lambda view: start.seen.append(view.params))
+    start = Recorder(on_start=lambda view: start.seen.append(view.params))
     start.on_epoch_start = lambda view: start.seen.append(dict(view.metrics))
     run(tmp_path, callbacks=[start], eval_initial=True, epochs=1)
     assert start.seen[1] == {}  # what was measured belongs to no epoch
@@ -384,7 +384,7 @@ class StopAt:
     def __init__(self, step):
         self.step = step
 
-    def on_step_end(self, view):
+    def on_steps(self, view):
         return {"stop": view.step >= self.step}
 
 
@@ -597,9 +597,9 @@ def test_the_validation_set_is_monitored_unless_another_metric_is_named(tmp_path
 
 def test_a_callback_is_called_at_the_steps_that_its_steps_left_requests():
     at = (2, 5, 9)
-    planner = Recorder(on_step_end=lambda view: planner.seen.append(view.step))
+    planner = Recorder(on_steps=lambda view: planner.seen.append(view.step))
     planner.steps_left = lambda step: min([s - step for s in at if s > step], default=2**30)
-    other = Recorder(on_step_end=lambda view: other.seen.append(view.step))
+    other = Recorder(on_steps=lambda view: other.seen.append(view.step))
     result = run(callbacks=[planner, other])
     assert planner.seen == [2, 3, 5, 6, 9, 10, 13] and other.seen == [3, 6, 10, 13]
     assert jax.tree.all(jax.tree.map(np.array_equal, result.params, run().params))
@@ -611,7 +611,7 @@ def test_a_callback_that_needs_per_step_sees_the_values_of_each_step():
         recorder.seen.append({name: array.tolist() for name, array in view.per_step.items()})
 
     recorder = Recorder(needs=("per_step", "gradient_norm"))
-    recorder.on_step_end = recorder.on_epoch_end = record
+    recorder.on_steps = recorder.on_epoch_end = record
     run(callbacks=[recorder])
     assert [step for each in recorder.seen for step in each.get("step", [])] == list(range(1, 15))
     for each in filter(None, recorder.seen):

@@ -52,8 +52,6 @@ class MetricLog:
 
     def on_evaluated(self, run, name, values):
         """Log a line for each value of a set."""
-        if name == "train":
-            self.log_each_step(run)
         when = f"Step {run.step}" if run.within_epoch else f"Epoch {run.epoch}"
         for full_name, value in values.items():
             metric = full_name.removeprefix(f"{name}_")
@@ -73,10 +71,11 @@ class MetricLog:
 
     def on_row(self, run, row):
         """Write the row of an epoch, or of an evaluation."""
-        self.write(row)
         if row.get("end_of_epoch"):
+            self.log_each_step(run)
             seconds = row["seconds"]
             logger.info("---- Epoch %d took %.2f seconds to complete! ----", run.epoch, seconds)
+        self.write(row)
         values = {name: value for name, value in row.items() if name not in NOT_VALUES}
         self.publish.scalars(row["step"], {"epoch": row["epoch"], **for_trackers(values)})
 

@@ -4,14 +4,12 @@ import errno
 import os
 import shutil
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from training.watchers import Ahead, Point, Report, Snapshot
 
 from training.base import TrainState
 from training.checkpoint import storage
@@ -19,12 +17,14 @@ from training.checkpoint.background import Background
 from training.checkpoint.choice import checkpoint_at
 from training.checkpoint.keeper import Keeper
 from training.checkpoint.retention import Kept, protect
+from training.observers import SAVES, Snapshot, is_due_at_end
 from training.options import CheckpointOptions
 from utils import RunError, UserError
 
 PARAMS, OPT = {"w": jnp.ones(3)}, {"m": jnp.ones(3)}
 TS = TrainState(jnp.int32(0), jnp.uint32(5), PARAMS, {}, OPT, None, jnp.bool(False), 1.0)
-RECORD = {"elapsed": 0.0, "lined": 0, "rollbacks": 0, "stopped": False, "callbacks": []}
+RECORD = {"elapsed": 0.0, "seconds": 0.0, "lined": 0, "stopped": False, "memories": {}}
+RECORD |= {"lr_scales": {}, "todo": [False, None], "open": None}
 
 
 def a_run(epoch, epochs=99, position=0, step=None, **metrics):
@@ -33,7 +33,9 @@ def a_run(epoch, epochs=99, position=0, step=None, **metrics):
     fields = {"epoch": epoch, "completed": epoch, "epochs": epochs, "position": position}
     fields |= {"step": step, "finished": epoch == epochs and not position}
     history = [{"epoch": epoch, **metrics}] if fields["completed"] else []
-    return SimpleNamespace(**fields, metrics=metrics, history=history)
+    row = {"epoch": epoch, "step": step, "end_of_epoch": True} | metrics
+    row = {} if position or not epoch else row
+    return SimpleNamespace(**fields, metrics=metrics, history=history, row=row)
 
 
 def snapshot_of(run, replicas=1):
@@ -50,20 +52,22 @@ def snapshot_of(run, replicas=1):
 
 def end_epoch(keeper, run, take=None):
     """Call the keeper as the loop does at the end of an epoch."""
-    if reply := keeper.on_epoch_end(run):
-        keeper.on_save(run, take or snapshot_of(run), reply.save)
+    replies = [keeper.on_steps(run)] if is_due_at_end(keeper.every, run.epoch) else []
+    replies += [reply] if (reply := keeper.on_row(run, run.row)) else []
+    if replies:
+        kind = max((reply["save"] for reply in replies), key=SAVES.index)
+        keeper.on_save(run, take or snapshot_of(run), kind)
 
 
 def end_run(keeper, run):
     """Call the keeper as the loop does at the end of a run."""
-    if reply := keeper.on_stop(run):
-        keeper.on_save(run, snapshot_of(run), reply.save)
-    keeper.on_stopped(run)
+    keeper.on_save(run, snapshot_of(run), "last" if run.finished else "whole")
+    keeper.on_end(run)
 
 
 def resume(keeper, folder):
     """Call the keeper as the loop does when a run is resumed from the newest checkpoint."""
-    keeper.on_resume(None, Point([], {}, [], storage.newest(folder)[0]))
+    keeper.memory = {"checkpoint": storage.newest(folder)[0].name}
 
 
 def names(folder):
@@ -131,9 +135,9 @@ def test_a_lost_checkpoint_that_was_the_best_is_named(tmp_path):
 def test_a_value_that_equals_the_best_is_no_reason_to_write(tmp_path):
     keeper = Keeper(tmp_path, CheckpointOptions(monitor="test_loss", every_epochs=0))
     end_epoch(keeper, a_run(1, test_loss=2.0))
-    assert keeper.on_epoch_end(a_run(2, test_loss=2.0)) is None
-    assert keeper.on_epoch_end(a_run(2, test_loss=1.9)).save == "best"
-    assert keeper.on_epoch_end(a_run(99, test_loss=1.9)).save == "last"  # of all epochs
+    for epoch, loss, reply in ((2, 2.0, None), (2, 1.9, "best"), (99, 1.9, "last")):
+        run = a_run(epoch, test_loss=loss)  # 99 is the last of all epochs
+        assert (keeper.on_row(run, run.row) or {"save": None})["save"] == reply
 
 
 @pytest.mark.parametrize(
@@ -162,25 +166,10 @@ def test_a_metric_with_an_unclear_name_needs_a_mode():
     assert CheckpointOptions(monitor="test_speed", mode="max").sign() == -1
 
 
-def test_checkpoints_are_due_by_steps_and_by_seconds(monkeypatch, tmp_path):
-    clock = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    keeper = Keeper(tmp_path, CheckpointOptions(every_steps=7))
-    ahead = [Ahead(step, 0, 0, 0.0) for step in (0, 1, 6, 7, 13)]
-    assert [keeper.steps_left(each) for each in ahead] == [7, 6, 1, 7, 1]
-    run = SimpleNamespace(position=4, steps=10)
-    assert keeper.on_chunk(run, Report(1, [], None, (keeper,), None)).save
-    assert not keeper.on_chunk(run, Report(1, [], None, (), None))
-    run.position = 10  # the end of the epoch, where on_epoch_end saves
-    assert not keeper.on_chunk(run, Report(1, [], None, (keeper,), None))
-    keeper = Keeper(tmp_path, CheckpointOptions(every_seconds=60))
-    clock[0] = 159.0
-    assert not keeper.overdue(ahead[0])
-    clock[0] = 160.0
-    assert keeper.overdue(ahead[0])
-    keeper.on_save(a_run(1, position=3), snapshot_of(a_run(1, position=3)), "last")
-    assert not keeper.overdue(ahead[0])
-    keeper.wait()
+def test_checkpoints_are_due_by_epochs_steps_and_seconds(tmp_path):
+    options = CheckpointOptions(every_epochs=2, every_steps=7, every_seconds=60)
+    assert Keeper(tmp_path, options).every == {"epochs": 2, "steps": 7, "seconds": 60}
+    assert Keeper(tmp_path, CheckpointOptions(every_epochs=0)).every == {}
 
 
 def test_a_resumed_keeper_knows_the_best_and_the_older_checkpoints(tmp_path):
@@ -328,9 +317,7 @@ def test_checkpoints_after_the_one_that_a_run_goes_back_to_do_not_count(tmp_path
     for epoch in (1, 2, 3):
         end_epoch(keeper, a_run(epoch))
     keeper.wait()
-    [path] = storage.files(tmp_path, "checkpoint-epoch_1")
-    first = storage.read_all("checkpoint-epoch_1", [path])
-    keeper.on_resume(None, Point([], {}, [], first))
+    keeper.memory = {"checkpoint": "checkpoint-epoch_1"}
     assert keeper.kept.regular == ("checkpoint-epoch_1",)
 
 
@@ -356,9 +343,10 @@ def test_a_damaged_checkpoint_is_named_and_skipped(tmp_path):
         ({"lengths": None}, "no valid lengths"),
         ({"best": [["a"]]}, "no valid best"),
         ({"lengths": {"train.log": -1}}, "no valid lengths"),
-        ({"callbacks": [3]}, "no valid callbacks"),
+        ({"memories": [3]}, "no valid memories"),
         ({"lr_scales": [1.0, -0.5]}, "no valid lr_scales"),
-        ({"lr_scales": [1.0, 0.5]}, "contradict each other"),
+        ({"todo": [True]}, "no valid todo"),
+        ({"open": "yes"}, "no valid open"),
         ({"regular": [[1]]}, "no valid regular"),
         ({"replicas": 2**40}, "is one of 1099511627776 replicas"),
         ({"position": -1}, "no valid position"),
@@ -373,7 +361,7 @@ def test_a_damaged_checkpoint_is_named_and_skipped(tmp_path):
         ({"epoch": 0, "position": 1}, "contradict each other"),
         ({"lined": 2**30}, "contradict each other"),
         ({"replica": 1}, "contradict each other"),
-        ({"format": 3}, "was written by a newer version"),
+        ({"format": 4}, "was written by a newer version"),
         ({"format": 1}, "was written by an earlier version"),
         ({"step": True}, "no valid step"),
     ],
@@ -404,7 +392,7 @@ def test_why_no_checkpoint_is_the_best(tmp_path, caplog, run, level, message):
     keeper = Keeper(tmp_path, CheckpointOptions(monitor="test_loss"))
     end_epoch(keeper, run)
     caplog.clear()
-    keeper.on_stopped(run)
+    keeper.on_end(run)
     lines = [(r.levelname, r.getMessage()) for r in caplog.records if "Saved" not in r.getMessage()]
     assert len(lines) == 1 and lines[0][0] == level and message in lines[0][1]
 
@@ -478,7 +466,10 @@ def test_go_on_continues_without_a_checkpoint_that_failed(tmp_path, monkeypatch,
     assert message + "continuing without it" in caplog.text
     fill_disk(monkeypatch, times=1)
     end_epoch(keeper, run := a_run(99, test_loss=5.0))
-    assert keeper.on_stop(run).save == "last"  # again, as the last epoch is not on the disk
+    keeper.wait()
+    keeper.on_save(run, snapshot_of(run), "last")  # again, as the last epoch is not on the disk
+    keeper.wait()
+    assert "checkpoint-epoch_99" in names(tmp_path)
 
 
 def test_training_continues_while_a_checkpoint_is_written(tmp_path, monkeypatch):

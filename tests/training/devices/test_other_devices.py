@@ -28,7 +28,7 @@ from training.optimizers import adam
 from training.preprocess import to_unit
 
 class Stop:
-    def on_step_end(self, run):
+    def on_steps(self, run):
         if run.step == stop:
             os.kill(os.getpid(), signal.SIGTERM)
 

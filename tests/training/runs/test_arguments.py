@@ -220,7 +220,7 @@ def test_the_config_reaches_trackers_callbacks_and_a_resumed_run(tmp_path, caplo
         def start(self, about):
             self.about = about
 
-        def on_training_start(self, view):
+        def on_start(self, view):
             self.config = view.config
 
     seen = Seen()

@@ -19,8 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from training.watchers import Reply
-from training.watching.hooks import CallbackFailed
 
 from data_loader.base import ExampleFailed
 from data_loader.loader import epoch_order
@@ -30,6 +28,7 @@ from training.base import StepResult, Update
 from training.checkpoint import storage
 from training.checkpoint.keeper import Keeper
 from training.fit import fit
+from training.observers import CallbackFailed
 from training.optimizers import adam, sgd
 from training.options import CheckpointOptions
 from training.run import TIMES
@@ -106,7 +105,7 @@ class Stop:
     def __init__(self, after):
         self.after = after
 
-    def on_step_end(self, run):
+    def on_steps(self, run):
         if run.step >= self.after and not run.signal:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -127,10 +126,10 @@ class Slower:
 
     memory = None
 
-    def on_training_start(self, run):
+    def on_start(self, run):
         self.memory = {"scale": 1.0}
 
-    def on_step_end(self, run):
+    def on_steps(self, run):
         self.memory["scale"] *= 0.9
         return {"lr_scale": self.memory["scale"]}
 
@@ -185,10 +184,10 @@ def test_a_resumed_run_ends_with_the_same_bits_and_rows(tmp_path, form, stop):
 class Uneven:
     """Lowers the learning rate now and then, to numbers that float32 does not have."""
 
-    def on_training_start(self, run):
+    def on_start(self, run):
         self.memory = {"scale": 1.0}
 
-    def on_step_end(self, run):
+    def on_steps(self, run):
         if run.step % 4:
             return None
         self.memory = {"scale": self.memory["scale"] * 0.937}
@@ -219,7 +218,8 @@ def test_every_number_that_a_run_logs_is_the_same_after_a_resume(tmp_path, repli
     undisturbed = train(whole, data, **settings)
     lines = (whole / "metrics.jsonl").read_text()
     scales = {row["rate_0"] for row in rows(whole) if "rate_0" in row}
-    assert len(scales) > 4 and storage.newest(whole)[0].record["rollbacks"] == 1
+    record = storage.newest(whole)[0].record
+    assert len(scales) > 4 and record["memories"]["Divergence"] == {"rollbacks": 1}
     for step in (4, 9, 13, 20):
         cut = tmp_path / str(step)
         cut.mkdir()
@@ -233,7 +233,7 @@ def test_every_number_that_a_run_logs_is_the_same_after_a_resume(tmp_path, repli
         assert timeless(resumed.history) == timeless(undisturbed.history)
         assert resumed.metrics == undisturbed.metrics
         newest = storage.newest(cut)[0].record, storage.newest(whole)[0].record
-        assert newest[0]["callbacks"] == newest[1]["callbacks"]
+        assert newest[0]["memories"] == newest[1]["memories"]
         assert newest[0]["best"] == newest[1]["best"]
 
 
@@ -272,32 +272,26 @@ def test_resuming_within_an_epoch_does_not_read_its_data_again(tmp_path):
     assert rest <= len(data.read) <= rest + extra
 
 
-class Interrupt:
-    """A watcher that interrupts a run after a step; before the first one if it is 0."""
+class Pause:
+    """Pauses a run after a step; before the first one if it is 0."""
 
     def __init__(self, step):
-        self.step = step
+        self.step, self.every = step, {"at": step} if step else {}
 
-    def on_ready(self, run):
-        return Reply(interrupt="a test") if self.step == 0 else None
+    def on_start(self, run):
+        return {"pause": "a test"} if self.step == 0 else None
 
-    def steps_left(self, ahead):
-        return max(1, self.step - ahead.step)
-
-    def needs_state(self, due, line):
-        return due
-
-    def on_chunk(self, run, report):
-        return Reply(interrupt="a test") if run.step == self.step else None
+    def on_steps(self, run):
+        return {"pause": "a test"}
 
 
 @pytest.mark.parametrize("form", ["resident", "streamed"])
 def test_a_run_that_had_not_begun_may_be_resumed_with_another_seed(tmp_path, form):
     settings = {"data": (X, Y) if form == "resident" else Streamed(), "epochs": 1}
     for name in ("a", "b"):
-        train(tmp_path / name, watchers=[Interrupt(0)], **settings)
+        train(tmp_path / name, callbacks=[Pause(0)], **settings)
     settings |= {"seed": 6, "resume": "override"}
-    train(tmp_path / "a", watchers=[Interrupt(3)], **settings)
+    train(tmp_path / "a", callbacks=[Pause(3)], **settings)
     assert_same(train(tmp_path / "a", **settings), train(tmp_path / "b", **settings))
 
 
@@ -412,18 +406,18 @@ def test_the_memory_of_a_callback_is_in_every_checkpoint(tmp_path):
     class Counter:
         memory = None
 
-        def on_training_start(self, run):
+        def on_start(self, run):
             self.memory = {"epochs": 0}
 
-        def on_epoch_end(self, run):
+        def on_row(self, run, row):
             self.memory["epochs"] += 1
 
     train(tmp_path, callbacks=[Counter()])
     counter = Counter()
     train(tmp_path, callbacks=[counter], resume=True, epochs=EPOCHS + 2)
     assert counter.memory == {"epochs": EPOCHS + 2}
-    records = {p.stem: storage.load(p)[1]["callbacks"] for p in tmp_path.glob("*.params")}
-    epochs = {name: memory[0][1]["epochs"] for name, memory in records.items()}
+    records = {p.stem: storage.load(p)[1]["memories"] for p in tmp_path.glob("*.params")}
+    epochs = {name: memory["Counter"]["epochs"] for name, memory in records.items()}
     assert epochs == {f"checkpoint-epoch_{n}": n for n in range(1, 6)}
 
 
@@ -441,26 +435,25 @@ def test_the_checkpoint_format_may_change_on_resume(tmp_path):
 
 
 class Signal:
-    """Sends a signal in one hook of one epoch, once."""
+    """Sends a signal in one method in one epoch, once; in `on_evaluated`, before the first set is
+    evaluated."""
 
     def __init__(self, hook, epoch=0):
         self.epoch, self.sent = epoch, False
         setattr(self, hook, self.send)
 
-    def send(self, run):
+    def send(self, run, *details):
         if run.epoch == self.epoch and not self.sent:
             self.sent = True
             os.kill(os.getpid(), signal.SIGTERM)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("hook", "steps"), [("on_training_start", 7), ("on_epoch_start", 7), ("on_epoch_end", 14)]
-)
-def test_a_signal_in_any_hook_of_a_resumed_run_stops_it(tmp_path, hook, steps):
+@pytest.mark.parametrize(("hook", "steps"), [("on_start", 7), ("on_row", 14)])
+def test_a_signal_in_any_method_of_a_resumed_run_stops_it(tmp_path, hook, steps):
     undisturbed, expected_rows = reference()
-    train(tmp_path / "cut", callbacks=[Signal("on_epoch_end", epoch=1)])
-    trouble = Signal(hook, epoch=0 if hook == "on_training_start" else 2)
+    train(tmp_path / "cut", callbacks=[Signal("on_row", epoch=1)])
+    trouble = Signal(hook, epoch=1 if hook == "on_start" else 2)
     stopped = train(tmp_path / "cut", resume=True, callbacks=[trouble])
     assert all(record["metrics"] for record in storage.records(tmp_path / "cut").values())
     assert stopped.signal == "SIGTERM" and stopped.step == steps and not stopped.position
@@ -470,9 +463,9 @@ def test_a_signal_in_any_hook_of_a_resumed_run_stops_it(tmp_path, hook, steps):
 
 @pytest.mark.slow
 def test_an_interrupted_initial_evaluation_is_repeated_on_resume(tmp_path):
-    settings = {"eval_initial": True, "callbacks": [Signal("on_test_start", 10**9)]}
+    settings = {"eval_initial": True, "callbacks": [Signal("on_start", 10**9)]}
     train(tmp_path / "whole", **settings)
-    cut = train(tmp_path / "cut", **settings | {"callbacks": [Signal("on_test_start", epoch=0)]})
+    cut = train(tmp_path / "cut", **settings | {"callbacks": [Signal("on_start", epoch=0)]})
     assert cut.signal and cut.step == 0
     train(tmp_path / "cut", resume=True, **settings)
     assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
@@ -482,7 +475,7 @@ def test_an_interrupted_initial_evaluation_is_repeated_on_resume(tmp_path):
 @pytest.mark.parametrize(("epoch", "cut_short"), [(EPOCHS - 1, True), (EPOCHS, False)])
 def test_a_signal_cuts_a_run_short_unless_it_is_complete(tmp_path, caplog, epoch, cut_short):
     with caplog.at_level(logging.INFO, "main"):
-        run = train(tmp_path, callbacks=[Signal("on_epoch_end", epoch)])
+        run = train(tmp_path, callbacks=[Signal("on_row", epoch)])
     assert run.signal and run.cut_short == cut_short
     assert (f"Stopped by SIGTERM after step {STEPS * epoch}" in caplog.text) == cut_short
     assert ("Stopped by" in caplog.text) == cut_short
@@ -490,9 +483,9 @@ def test_a_signal_cuts_a_run_short_unless_it_is_complete(tmp_path, caplog, epoch
 
 def test_a_run_stopped_by_a_callback_and_a_signal_at_once_stays_stopped_on_resume(tmp_path):
     stopping = early_stopping(patience=1, min_delta=10.0)
-    stopped = train(tmp_path, callbacks=[stopping, Signal("on_epoch_end", epoch=2)], epochs=9)
+    stopped = train(tmp_path, callbacks=[stopping, Signal("on_row", epoch=2)], epochs=9)
     assert stopped.signal and stopped.completed == 2
-    callbacks = [stopping, Signal("on_epoch_end", epoch=-1)]
+    callbacks = [stopping, Signal("on_row", epoch=-1)]
     again = train(tmp_path, callbacks=callbacks, epochs=9, resume=True)
     assert again.completed == 2
 
@@ -603,7 +596,7 @@ def test_a_rollback_continues_from_the_last_checkpoint_with_another_seed(tmp_pat
     assert int(run.states()[0].seed) != 5
     steps = [row["step"] for row in rows(tmp_path) if "end_of_epoch" not in row]
     assert steps == list(range(1, EPOCHS * STEPS + 1))
-    assert storage.newest(tmp_path)[0].record["rollbacks"] == 1
+    assert storage.newest(tmp_path)[0].record["memories"]["Divergence"] == {"rollbacks": 1}
 
 
 def test_a_rollback_drops_rows_that_a_full_disk_delayed(tmp_path, monkeypatch):
@@ -666,7 +659,7 @@ def test_no_tracker_starts_when_a_checkpoint_cannot_be_read(tmp_path, monkeypatc
 
 def test_a_resumed_run_that_may_roll_back_does_not_save_its_first_step_again(tmp_path):
     class Crash:
-        def on_epoch_start(self, run):
+        def on_steps(self, run):
             raise ValueError("crash")
 
     settings = {"on_nonfinite": "rollback", "callbacks": [Crash()]}
@@ -708,13 +701,13 @@ def test_a_state_that_overflows_is_named(tmp_path):
 
 
 class Broken:
-    """A callback with an error in one hook, from a certain step on."""
+    """A callback with an error in one method, from a certain step on."""
 
     def __init__(self, hook, at):
         self.at = at
         setattr(self, hook, self.fail)
 
-    def fail(self, run):
+    def fail(self, run, *details):
         if run.step >= self.at:
             raise KeyError("an error in a callback")
 
@@ -731,12 +724,12 @@ class BrokenData(Streamed):
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        ({"callbacks": [Broken("on_step_end", 12)]}, CallbackFailed),
+        ({"callbacks": [Broken("on_steps", 12)]}, CallbackFailed),
         *(
             pytest.param({"callbacks": [broken]}, CallbackFailed, marks=pytest.mark.torture)
-            for broken in (Broken("on_epoch_start", 7), Broken("on_epoch_end", 14))
+            for broken in (Broken("on_evaluated", 7), Broken("on_row", 14))
         ),
-        ({"callbacks": [Broken("on_training_end", 21)]}, CallbackFailed),
+        ({"callbacks": [Broken("on_end", 21)]}, CallbackFailed),
         ({"data": BrokenData()}, ExampleFailed),
     ],
 )
@@ -747,7 +740,7 @@ def test_a_crashing_run_saves_its_state_and_can_be_resumed(tmp_path, settings, e
     checkpoint, errors = storage.newest(tmp_path / "cut")
     assert not errors and checkpoint.record["step"] >= 7
     data = Streamed() if "data" in settings else (X, Y)
-    resumed = train(tmp_path / "cut", data, resume=True, callbacks=[Broken("on_step_end", 10**9)])
+    resumed = train(tmp_path / "cut", data, resume=True, callbacks=[Broken("on_steps", 10**9)])
     assert resumed.finished
     assert_same(resumed, undisturbed)
     assert rows(tmp_path / "cut") == expected_rows
@@ -767,7 +760,7 @@ def test_a_signal_while_a_failed_run_writes_its_checkpoint_does_not_lose_it(
         real(keeper, *arguments)
 
     class Crash:
-        def on_step_end(self, run):
+        def on_steps(self, run):
             if run.step == 9:
                 raise crash("an error")
 
@@ -793,7 +786,7 @@ def test_a_signal_while_a_failed_run_writes_its_checkpoint_does_not_lose_it(
     assert storage.newest(tmp_path)[0].record["step"] == (8 if crash is RunError else 9)
 
 
-def test_ctrl_c_while_a_watcher_is_closed_does_not_skip_the_others():
+def test_ctrl_c_while_an_observer_is_closed_does_not_skip_the_others():
     closed = []
 
     class Closes:
@@ -806,9 +799,9 @@ def test_ctrl_c_while_a_watcher_is_closed_does_not_skip_the_others():
                 raise self.error
 
     before = signal.getsignal(signal.SIGINT)
-    watchers = [Closes(), Closes(KeyboardInterrupt()), Closes(ValueError("broken")), Closes()]
+    closing = [Closes(), Closes(KeyboardInterrupt()), Closes(ValueError("broken")), Closes()]
     with pytest.raises(KeyboardInterrupt):
-        train(None, epochs=1, watchers=watchers)
+        train(None, epochs=1, callbacks=closing)
     assert closed == [None, None, "SIGINT", "SIGINT"]
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -823,7 +816,7 @@ def test_an_epoch_whose_checkpoint_cannot_be_written_has_no_row(tmp_path, monkey
         real(keeper, states, record, *rest)
 
     class Wait:
-        def on_test_end(self, run):
+        def on_evaluated(self, run, name, values):
             time.sleep(0.2 * (run.epoch == 2))
 
     monkeypatch.setattr(Keeper, "write", fail)
@@ -875,7 +868,7 @@ def test_logging_options_may_change_within_an_epoch(tmp_path, caplog):
     row, and none has a value that was not measured."""
     undisturbed, _ = reference()
     stop = Stop(10)
-    stop.steps_left = lambda step: 10 - step if step < 10 else 2**30
+    stop.every = {"at": 10}
     train(tmp_path, log={"every_steps": 50}, callbacks=[stop])
     log = {"every_steps": 3, "log_all": True, "gradient_norm": True}
     resumed = train(tmp_path, resume=True, log=log, callbacks=[Stop(10**9)])
@@ -893,19 +886,19 @@ class Steps:
 
     needs = ("per_step",)
 
-    def on_training_start(self, run):
+    def on_start(self, run):
         self.memory = {"steps": []}
 
-    def on_step_end(self, run):
+    def on_steps(self, run):
         self.memory["steps"] += [int(step) for step in run.per_step.get("step", ())]
 
-    on_epoch_end = on_step_end
+    def on_row(self, run, row):
+        if "end_of_epoch" in row:
+            self.on_steps(run)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "trouble", [Signal("on_test_start", epoch=2), Broken("on_test_start", at=14)]
-)
+@pytest.mark.parametrize("trouble", [Signal("on_evaluated", epoch=2), Broken("on_evaluated", 14)])
 def test_steps_before_an_interrupted_evaluation_are_reported_once(tmp_path, trouble):
     """Step 14 comes after the last log line of its epoch; it has a row and is in per_step."""
     log, whole, cut = {"every_steps": 3, "log_all": True}, Steps(), Steps()
@@ -913,7 +906,7 @@ def test_steps_before_an_interrupted_evaluation_are_reported_once(tmp_path, trou
     with suppress(CallbackFailed):
         train(tmp_path / "cut", log=log, callbacks=[cut, trouble])
     assert storage.newest(tmp_path / "cut")[0].record["position"] == STEPS
-    settings = {"log": log, "callbacks": [cut, type(trouble)("on_test_start", 10**9)]}
+    settings = {"log": log, "callbacks": [cut, type(trouble)("on_evaluated", 10**9)]}
     assert train(tmp_path / "cut", resume=True, **settings).finished
     assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
     assert cut.memory == whole.memory == {"steps": list(range(1, EPOCHS * STEPS + 1))}
@@ -943,7 +936,7 @@ def test_a_resume_after_a_bad_step_continues_the_log_lines(tmp_path):
 @pytest.mark.slow
 def test_a_run_interrupted_in_its_final_test_is_tested_on_resume(tmp_path):
     class StopInTest:
-        def on_test_start(self, run):
+        def on_end(self, run):
             os.kill(os.getpid(), signal.SIGTERM)
 
     settings = {
@@ -959,7 +952,7 @@ def test_a_run_interrupted_in_its_final_test_is_tested_on_resume(tmp_path):
 
 def test_the_final_test_skips_a_best_checkpoint_that_was_deleted(tmp_path, caplog):
     class Remove:
-        def on_epoch_end(self, run):
+        def on_row(self, run, row):
             if run.epoch == 3:
                 for path in tmp_path.glob("checkpoint-epoch_2*"):
                     path.unlink()
@@ -1011,15 +1004,15 @@ def test_the_steps_of_the_first_call_are_saved_if_the_data_fails_in_it(tmp_path,
     assert_same(run, train(None, WithPosition()))
 
 
-@pytest.mark.parametrize("observer", [True, False])
-def test_a_callback_that_always_fails_does_not_lose_the_run(tmp_path, observer):
+@pytest.mark.parametrize("late", [True, False])
+def test_a_callback_that_always_fails_does_not_lose_the_run(tmp_path, late):
     class Fails:
-        def on_step_end(self, view):
+        def on_steps(self, view):
             if view.step > 3:
                 raise SystemExit("enough")
 
     callback = Fails()
-    callback.observer = observer
+    callback.late = late
     with pytest.raises(SystemExit, match="enough"):
         train(tmp_path / "run", callbacks=[callback], log={"every_steps": 1})
     [path] = (tmp_path / "run").glob("*.params")

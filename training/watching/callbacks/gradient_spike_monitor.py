@@ -58,8 +58,8 @@ class GradientSpikeMonitor:
             append_lines(view, FILE, [json.dumps(json_safe(spike)) for spike in spikes])
             warn(view.epoch, spikes)
 
-    def on_evaluated(self, view, name, values):
-        if name == "train":  # for the steps after the last log line
+    def on_row(self, view, row):
+        if "end_of_epoch" in row:  # for the steps after the last log line
             self.on_steps(view)
 
     on_end = on_steps

@@ -86,11 +86,11 @@ def test_each_hook_draws_its_own_sets_or_those_of_them_in_the_config():
 
 def test_a_set_that_does_not_exist_is_refused_at_the_start():
     sets = {"train": None, "val": None}
-    confusion_matrix(sets=("val",)).on_training_start(view(sets=sets))
+    confusion_matrix(sets=("val",)).on_start(view(sets=sets))
     for wrong in ("test", "train"):
         message = f"confusion_matrix: sets: no held-out set '{wrong}'; there are: val"
         with pytest.raises(UserError, match=message):
-            confusion_matrix(sets=("val", wrong)).on_training_start(view(sets=sets))
+            confusion_matrix(sets=("val", wrong)).on_start(view(sets=sets))
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ class Kill:
     def __init__(self, step):
         self.steps_left, self.step = lambda step: 1, step
 
-    def on_step_end(self, view):
+    def on_steps(self, view):
         if view.step == self.step:
             raise KeyboardInterrupt
 
@@ -77,10 +77,10 @@ def test_it_draws_at_the_steps_that_were_named_and_once_per_step(caplog):
         return np.full((len(labels), 4, 4, 1), np.nan if len(made) > 1 else 0.0)
 
     callback = draw_samples((3, -1), each=2, every_n_steps=3)
-    callback.on_training_start(view(model=MODEL))
+    callback.on_start(view(model=MODEL))
     assert [callback.steps_left(step) for step in (0, 2, 3)] == [3, 1, 3]
     for step in (2, 3):
-        callback.on_step_end(view(step=step, publish=published, sample=draw))
+        callback.on_steps(view(step=step, publish=published, sample=draw))
     callback.on_epoch_end(view(step=3, publish=published, sample=draw))
     assert made == [[3, -1, 3, -1]] and [image[:2] for image in published.images] == [
         (3, "samples")
@@ -95,7 +95,7 @@ def test_labels_outside_the_classes_of_the_data_are_refused_before_training(caps
     draw_samples((-1, 0, 1)).check(MODEL, SimpleNamespace(num_classes=2))
     table = {"label": {"weight": np.zeros((3, 4))}}  # of a run of `fit`
     with pytest.raises(UserError, match="no class 2; the data has 2, 0 to 1"):
-        draw_samples((0, 2)).on_training_start(view(model=MODEL, params=table))
+        draw_samples((0, 2)).on_start(view(model=MODEL, params=table))
     draw_samples((0, 2)).check(MODEL, DATA)  # it is unknown how many classes there are
     config, labels = "configs/diffusion_digits.json", "callbacks.0.args.labels=[0,10]"
     monkeypatch.chdir(ROOT)

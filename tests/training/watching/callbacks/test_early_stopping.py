@@ -12,7 +12,7 @@ pytestmark = pytest.mark.contract
 def stops_after(values, **options):
     """The epoch after which the run stops, or None."""
     callback = early_stopping(**options)
-    callback.on_training_start(None)
+    callback.on_start(None)
     for epoch, value in enumerate(values, 1):
         metrics = {} if value is None else {"test_loss": value}
         reply = callback.on_epoch_end(SimpleNamespace(metrics=metrics, sets={})) or {}
@@ -44,7 +44,7 @@ def test_early_stopping(values, options, stop):
 def test_a_second_run_starts_without_the_memory_of_the_first():
     callback = early_stopping(patience=1)
     for _ in range(2):
-        callback.on_training_start(None)
+        callback.on_start(None)
         view = SimpleNamespace(metrics={"test_loss": 3.0}, sets={})
         assert callback.on_epoch_end(view) == {"stop": False}
 

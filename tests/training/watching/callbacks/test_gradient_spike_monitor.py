@@ -14,7 +14,7 @@ pytestmark = pytest.mark.contract
 
 def started(**options):
     callback = gradient_spike_monitor(**options)
-    callback.on_training_start(view())
+    callback.on_start(view())
     return callback
 
 
@@ -28,7 +28,7 @@ def watch(callback, folder, norms, first=1, period=10, losses=None):
     for i in range(0, len(norms), period):
         part = slice(i, i + period)
         columns = steps(first + i, norms[part], None if losses is None else losses[part])
-        callback.on_step_end(view(folder=folder, per_step=columns))
+        callback.on_steps(view(folder=folder, per_step=columns))
 
 
 def ordinary(count, seed=0):
@@ -91,7 +91,7 @@ def test_a_run_whose_first_gradients_are_zero_still_finds_its_spikes(tmp_path):
 
 def test_a_step_that_several_hooks_see_is_reported_once(tmp_path, caplog):
     callback, columns = started(warmup=0), steps(1, [1.0, 1.0, 9.0])
-    for hook in (callback.on_step_end, callback.on_epoch_end, callback.on_training_end):
+    for hook in (callback.on_steps, callback.on_epoch_end, callback.on_training_end):
         hook(view(folder=tmp_path, per_step=columns))
         hook(view(folder=tmp_path))  # without a new step
     assert len(lines(tmp_path)) == 1

@@ -24,7 +24,7 @@ def drive(
 ):
     """A loop like the real one: chunks end at log lines and where the callback needs the run."""
     step, weights = start, jnp.eye(8)
-    callback.on_training_start(view(folder=folder, step=0))
+    callback.on_start(view(folder=folder, step=0))
     for epoch in range(1, epochs + 1):
         callback.on_epoch_start(view(folder=folder, step=step, epoch=epoch))
         position = 0
@@ -36,7 +36,7 @@ def drive(
             position, step = position + taken, step + taken
             if taken == left or position % log_every == 0:
                 seen = view(folder=folder, step=step, epoch=epoch, position=position, steps=steps)
-                callback.on_step_end(seen)
+                callback.on_steps(seen)
         if evaluated:
             getattr(callback, f"on_{evaluated}_start")(view(folder=folder, step=step, epoch=epoch))
     callback.on_training_end(view(folder=folder, step=step))
@@ -125,7 +125,7 @@ def test_a_trace_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog):
 
 def test_it_needs_a_folder():
     with pytest.raises(UserError, match="profiler: there is no run folder"):
-        profiler().on_training_start(view())
+        profiler().on_start(view())
 
 
 @pytest.mark.parametrize("argument", ["first_step", "n_steps", "every_n_minutes"])

@@ -26,12 +26,12 @@ def scales_of(values, resume_every=0, **options):
     With `resume_every`, a new callback regularly continues with the memory of the last, as JSON.
     """
     callback, scale, scales = reduce_on_plateau(monitor="val_score", **options), 1.0, []
-    callback.on_training_start(view())
+    callback.on_start(view())
     for i, value in enumerate(values):
         if resume_every and i % resume_every == 0:
             memory = json.dumps(callback.memory)
             callback = reduce_on_plateau(monitor="val_score", **options)
-            callback.on_training_start(view())
+            callback.on_start(view())
             callback.memory = json.loads(memory)
         reply = callback.on_epoch_end(view(metrics={"val_score": value})) or {}
         scale = reply.get("lr_scale", scale)
@@ -97,7 +97,7 @@ def test_it_reduces_where_optax_does():
 
 def test_epochs_that_were_not_evaluated_do_not_count():
     callback = reduce_on_plateau(patience=1)
-    callback.on_training_start(view())
+    callback.on_start(view())
     callback.on_epoch_end(view(metrics={"test_loss": 1.0}))
     assert callback.on_epoch_end(view(metrics={"train_loss": 1.0})) is None
     assert callback.on_epoch_end(view(metrics={"test_loss": 1.0})) == {"lr_scale": 0.1}
@@ -106,7 +106,7 @@ def test_epochs_that_were_not_evaluated_do_not_count():
 def test_only_reductions_that_change_the_scale_are_logged(caplog):
     caplog.set_level(logging.INFO, "main")
     callback = reduce_on_plateau(patience=2, factor=0.5, min_scale=0.5)
-    callback.on_training_start(view())
+    callback.on_start(view())
     for _ in range(9):
         callback.on_epoch_end(view(epoch=6, metrics={"test_loss": 1.0}))
     (line,) = [r.getMessage() for r in caplog.records]

@@ -63,7 +63,7 @@ def view_after(callback, columns, hook="on_test_end", sets=SETS, **fields):
     """The View with which a hook was called."""
     arrays = {f"{name}_sample_images": columns for name in ("val", "test")}
     seen = view(sets=sets, evaluated=("val", "test"), arrays=arrays, **fields)
-    callback.on_training_start(seen)
+    callback.on_start(seen)
     getattr(callback, hook)(seen)
     return seen
 

@@ -67,7 +67,7 @@ class Weights:
     def steps_left(self, step):
         return 1
 
-    def on_step_end(self, view):
+    def on_steps(self, view):
         self.tables[view.step] = np.asarray(view.params["table"])
         if view.step == self.kill:
             raise KeyboardInterrupt
@@ -157,9 +157,9 @@ def test_what_cannot_write_is_refused_before_the_first_step(changes, message):
     seen = view(tokenizer=changes.pop("tokenizer", LETTERS), model=changes.pop("model", MODEL))
     callback = sample_text(**changes)
     if message is None:
-        return callback.on_training_start(seen)
+        return callback.on_start(seen)
     with pytest.raises(UserError, match=message):
-        callback.on_training_start(seen)
+        callback.on_start(seen)
 
 
 def test_what_cannot_write_leaves_no_folder(tmp_path, capsys, monkeypatch):

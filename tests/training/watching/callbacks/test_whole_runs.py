@@ -67,7 +67,7 @@ class Witness:
     def steps_left(self, step):
         return max(1, 9 - step)
 
-    def on_step_end(self, view):
+    def on_steps(self, view):
         leaves = [np.ravel(leaf) for leaf in jax.tree.leaves(view.params)]
         self.params[view.step] = np.concatenate(leaves)
         if view.step == self.kill:
@@ -140,7 +140,7 @@ def test_names_of_classes_reach_every_picture_and_first_images_are_those_of_trai
     examples, seen = Named(zip(X, Y, strict=True)), []
 
     class Watcher:
-        def on_training_start(self, view):
+        def on_start(self, view):
             seen.extend([view.classes, view.first_examples(6)])
 
     callbacks = [confusion_matrix(), sample_images(count=6, worst=3), Watcher()]
