@@ -94,6 +94,7 @@ class Loop:
         self.pace = 1  # steps that take CHUNK_SECONDS, as measured; it at most doubles per chunk
         self.agreed_pace = 1  # the pace of all processes; also of evaluations, in batches
         self.elapsed = 0.0  # seconds of this epoch before the run was resumed
+        self.rates = {}  # the learning rates of the latest step
         self.resumed_at = 0  # the position in the epoch from which it was resumed, or went back to
         self.todo = Boundary()  # what is left to do at this step
         # "steps" or "epoch" if a signal ended the run before what is due there was done
@@ -150,14 +151,16 @@ class Loop:
             run.sums = self.trainer.training_sums()
         self.trainer.begin(run.epoch, run.position)
         self.trainer.prepare()
-        self.resumed_at = run.position
+        self.resumed_at, self.rates = run.position, self.learning_rates(run.step)
         self.clock.start_training(examples_of(run.sums.epoch), examples_of(run.sums.line))
         if self.open_at == "steps" and self.serve():
             return
         for chunk, bad in self.chunks():
             if self.boundary(chunk, bad):
                 return  # the run went back, and this epoch begins again from there
-        if not run.stopped:
+        if run.stopped:
+            run.metrics = {}  # an unfinished epoch has none
+        else:
             self.end_of_epoch()
 
     # Steps.
@@ -168,6 +171,7 @@ class Loop:
         result."""
         run = self.run
         ahead = Ahead(run.step, run.position)
+        last = self.recipe.training.max_steps or NEVER
         steps = 1
         while steps and not run.stopped:
             count, plan = self.next_chunk(ahead)
@@ -179,7 +183,8 @@ class Loop:
                 sending = self.clock.sent(before)
                 chunk = self.planned(plan, steps == count, steps, ahead.position, calls, sending)
                 self.in_flight.append(chunk)
-                waits = chunk.evaluate or any(self.waits[i] for i in chunk.due) or self.sees_batches
+                waits = chunk.evaluate or chunk.ends or any(self.waits[i] for i in chunk.due)
+                waits = waits or self.sees_batches or ahead.step >= last
             unread = 1 if steps and not waits else 0  # chunks that may stay in flight
             self.poll()
             while len(self.in_flight) > unread:
@@ -246,10 +251,11 @@ class Loop:
             rows = [cut(own, ends.get(replica)) for replica, own in enumerate(rows)]
         run.sums.add(rows)
         run.throughput = None
+        self.rates = self.learning_rates(run.step)  # before an observer changes them
         if chunk.line and not (bad and self.trainer.halts):
             line = run.sums.line
             run.each_step = self.single_steps()
-            run.metrics = self.reader.values("train", line) | self.learning_rates(run.step)
+            run.metrics = self.reader.values("train", line) | self.rates
             steps = run.position - max(run.line_position, self.resumed_at)
             run.throughput = self.clock.new_line(steps, examples_of(line))
             run.line_position = run.position
@@ -355,7 +361,7 @@ class Loop:
         run.each_step = self.single_steps()
         self.clock.end_training(run.position - self.resumed_at, examples_of(sums))
         run.arrays |= self.reader.arrays("train", sums)
-        run.metrics = self.reader.values("train", sums) | self.learning_rates(run.step)
+        run.metrics = self.reader.values("train", sums) | self.rates
         self.apply(self.ask("on_evaluated", "train", run.metrics))
 
     def end_of_evaluation(self, row, values=None):

@@ -20,6 +20,7 @@ from training.devices.options import MeshOptions
 from training.devices.sharding import Plan
 from training.feed import Resident, make_feeds
 from training.fit import evaluate, fit, recipe_of
+from training.observers import EVENTS
 from training.optimizers import adam, sgd
 from training.options import LoaderOptions
 from training.replicas import Replicas
@@ -169,7 +170,7 @@ def test_the_state_is_donated():
 
 def test_params_read_in_a_hook_stay_valid_after_it():
     class Keep:
-        def on_epoch_end(self, run):
+        def on_row(self, run, row):
             self.best = run.params if run.epoch == 1 else self.best
 
     keep = Keep()
@@ -485,7 +486,7 @@ def test_a_second_signal_stops_the_run_immediately():
         def on_steps(self, run):
             os.kill(os.getpid(), signal.SIGTERM)
 
-        on_training_end = on_step_end
+        on_end = on_steps
 
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
@@ -514,18 +515,23 @@ def test_callbacks_are_called_in_order_and_can_stop_the_run_or_scale_the_learnin
     calls = []
 
     class Watch:
-        def __getattr__(self, hook):
-            if not hook.startswith("on_"):
-                raise AttributeError(hook)
-            return lambda run: (
-                calls.append(hook) or ({"stop": True} if calls.count("on_epoch_end") == 3 else None)
+        every = None
+
+        def __getattr__(self, name):
+            if name not in EVENTS:
+                raise AttributeError(name)
+            return lambda run, *details: (
+                calls.append(name)
+                or ({"stop": True} if calls.count("on_row") == 3 and name != "on_batch" else None)
             )
+
+        def __dir__(self):
+            return EVENTS
 
     result = run(callbacks=[Watch()], epochs=10, log={"every_steps": 100})
     assert result.epoch == 3
-    assert calls[0] == "on_training_start"
-    assert calls[-1] == "on_training_end"
-    assert [c for c in calls if c != "on_step_end"][1:-1] == ["on_epoch_start", "on_epoch_end"] * 3
+    in_epochs = [name for name in calls if name not in ("on_batch", "on_steps", "on_save")]
+    assert in_epochs == ["on_start", *["on_evaluated", "on_row"] * 3, "on_end"]
 
     class Freeze:
         def on_start(self, run):
@@ -542,7 +548,7 @@ def test_callbacks_apply_the_model_that_is_evaluated(ema, tmp_path):
     outputs = []
 
     class Sample:
-        def on_epoch_end(self, view):
+        def on_row(self, view, row):
             raw, taken = view.predict(X), view.apply(X / 2 + 1)
             outputs.append((view.params, raw, taken, view.model))
             view.publish.image(view.step, "samples/a", np.full((2, 3), view.epoch, np.uint8))
@@ -572,8 +578,8 @@ class Auc:
         self.values = values
         vars(self).update(attributes)
 
-    def on_validation_end(self, view):
-        value = self.values[view.epoch - 1]
+    def on_evaluated(self, view, name, values):
+        value = self.values[view.epoch - 1] if name == "val" else None
         return None if value is None else {"values": {"val_auc": np.float32(value)}}
 
 
@@ -591,14 +597,14 @@ def test_a_value_of_a_callback_can_stop_the_run_and_choose_the_best_checkpoint(o
 
 
 def test_a_value_that_a_callback_reports_must_arrive():
-    message = r"Auc reports 'val_auc', but epoch 2 has no such value; on_validation_end must return"
+    message = r"Auc reports 'val_auc', but epoch 2 has no such value; on_evaluated must return"
     with pytest.raises(UserError, match=message):
         run(callbacks=[Auc(0.5, None)], val=(X, Y))
     with pytest.raises(
         UserError, match=r"'val_auc' is not measured; no epoch evaluates a set 'val"
     ):
         run(callbacks=[Auc(0.5), early_stopping(monitor="val_auc")])
-    assert run(callbacks=[Auc(0.5, 0.5, every_n_epochs=2)], val=(X, Y)).metrics["val_auc"] == 0.5
+    assert run(callbacks=[Auc(0.5, 0.5, every={"epochs": 2})], val=(X, Y)).metrics["val_auc"] == 0.5
 
 
 @pytest.mark.slow

@@ -76,6 +76,11 @@ class Batches:
             yield X[i : i + 10], Y[i : i + 10]
 
 
+def at_end(function):
+    """An on_row that calls a function of the run at the end of each epoch."""
+    return lambda run, row: function(run) if "end_of_epoch" in row else None
+
+
 class Recorder:
     """A callback with the given attributes; its hooks append what they see to `seen`."""
 
@@ -252,7 +257,7 @@ def test_norms_of_the_gradients_and_the_params(tmp_path):
 
 @pytest.mark.slow
 def test_the_logged_learning_rate_is_the_one_that_the_step_used(tmp_path):
-    halve = Recorder(on_epoch_end=lambda view: {"lr_scale": 0.5}, needs=("learning_rate",))
+    halve = Recorder(on_row=at_end(lambda view: {"lr_scale": 0.5}), needs=("learning_rate",))
     schedule = linear(total_steps=14)
     rates = {"learning_rate": lambda step: 0.01 * schedule(step)}
     run(tmp_path, callbacks=[halve], schedule=schedule, rates=rates)
@@ -283,7 +288,7 @@ def test_a_loss_of_several_terms_is_their_sum_and_each_term_is_logged():
 @pytest.mark.parametrize("stream", [False, True])
 def test_concat_collects_all_examples_in_order(stream):
     metrics = {"logits": tracked(lambda output, label: {"out": output, "label": label}, "CONCAT")}
-    recorder = Recorder(on_epoch_end=lambda view: recorder.seen.append(dict(view.arrays)))
+    recorder = Recorder(on_row=at_end(lambda view: recorder.seen.append(dict(view.arrays))))
     options = {"device_budget_mb": 0} if stream else {}
     result = run(metrics=metrics, callbacks=[recorder], shuffle=False, epochs=1, **options)
     arrays = recorder.seen[0]
@@ -296,31 +301,21 @@ def test_concat_collects_all_examples_in_order(stream):
 
 def test_concat_gathers_a_set_of_unknown_length():
     seen = []
-    recorder = Recorder(on_epoch_end=lambda view: seen.append(view.arrays["train_losses"].shape))
+    recorder = Recorder(on_row=at_end(lambda view: seen.append(view.arrays["train_losses"].shape)))
     metrics = {"losses": tracked(loss_value, "CONCAT")}
     fit(MODEL, Batches(), optimizer=adam(lr=0.01), metrics=metrics, callbacks=[recorder], epochs=2)
     assert seen == [(len(X),)] * 2
 
 
 @pytest.mark.slow
-def test_named_validation_sets_are_evaluated_before_the_test_set_with_hooks_of_their_own():
-    calls = []
-    hooks = ("on_validation_start", "on_validation_end", "on_test_start", "on_test_end")
-
-    def recording(hook):
-        return lambda view: calls.append((hook, list(view.evaluated)))
-
-    recorder = Recorder(**{hook: recording(hook) for hook in hooks})
+def test_named_validation_sets_are_evaluated_before_the_test_set():
+    recorder = Recorder()
+    recorder.on_evaluated = lambda run, *evaluated: recorder.seen.append(evaluated)
     val = {"val": VAL, "odd-ones": (X[1::2], Y[1::2])}
     result = run(val=val, callbacks=[recorder], epochs=1, eval_initial=True)
-    both = ["val", "odd-ones"]
-    one_evaluation = [
-        ("on_validation_start", []),
-        ("on_validation_end", both),
-        ("on_test_start", both),
-        ("on_test_end", [*both, "test"]),
-    ]
-    assert calls == one_evaluation * 2
+    sets = ["val", "odd-ones", "test"]
+    assert [name for name, _ in recorder.seen] == [*sets, "train", *sets]
+    assert all(f"{name}_loss" in values for name, values in recorder.seen)
     assert {"val_loss", "odd-ones_accuracy", "test_loss"} <= result.history[0].keys()
     with pytest.raises(UserError, match="cannot be called 'my_val'"):
         run(val={"my_val": VAL})
@@ -328,9 +323,7 @@ def test_named_validation_sets_are_evaluated_before_the_test_set_with_hooks_of_t
 
 def test_the_initial_params_can_be_evaluated(tmp_path):
     start = Recorder(on_start=lambda view: start.seen.append(view.params))
-    start.on_epoch_start = lambda view: start.seen.append(dict(view.metrics))
     run(tmp_path, callbacks=[start], eval_initial=True, epochs=1)
-    assert start.seen[1] == {}  # what was measured belongs to no epoch
     first = rows(tmp_path)[0]
     out, _ = MODEL.apply(start.seen[0], {}, TEST[0])
     assert (first["epoch"], first["step"], first["initial"]) == (0, 0, True)
@@ -344,8 +337,13 @@ def test_the_test_set_can_be_evaluated_at_the_end_with_the_best_checkpoint(tmp_p
     caplog.set_level("INFO", "main")
     checkpoint = {"monitor": "val_loss", "mode": "max", "keep": 1}  # an early epoch is best
     settings = {"val": VAL, "epochs": 4, "test_at": "end"}
-    recorder = Recorder(every_n_epochs=3)
-    recorder.on_test_end = lambda view: recorder.seen.append((dict(view.metrics), view.params))
+    recorder = Recorder(every={"epochs": 3})
+
+    def record(view, name, values):
+        if name == "test":
+            recorder.seen.append((dict(view.metrics), view.params))
+
+    recorder.on_evaluated = record
     result = run(tmp_path, checkpoint=checkpoint, callbacks=[recorder], **settings)
     best = 1 + int(np.argmax([row["val_loss"] for row in result.history]))
     assert best < 4 and not any("test_loss" in row for row in result.history)
@@ -361,7 +359,7 @@ def test_the_test_set_can_be_evaluated_at_the_end_with_the_best_checkpoint(tmp_p
             (params["head"] if path == ["head"] else params["hidden"][0])[leaf] = array
     loss = jax.vmap(cross_entropy)(MODEL.apply(params, {}, TEST[0])[0], TEST[1]).mean()
     assert final["test_loss"] == pytest.approx(float(loss), rel=1e-4)
-    # The hook is called whatever its every_n_epochs, and sees the params that were tested.
+    # It is called whatever its `every`, and sees the params that were tested.
     ((metrics, tested),) = recorder.seen
     assert metrics["test_loss"] == final["test_loss"] == result.metrics["test_loss"]
     assert np.array_equal(tested["head"]["bias"], params["head"]["bias"])
@@ -483,7 +481,7 @@ def test_a_run_may_evaluate_nothing():
 @pytest.mark.parametrize("stream", [False, True])
 def test_limit_batches_limits_training_and_evaluation(stream):
     options = {"device_budget_mb": 0} if stream else {}
-    labels = Recorder(on_epoch_end=lambda view: labels.seen.append(view.arrays["test_label"]))
+    labels = Recorder(on_row=at_end(lambda view: labels.seen.append(view.arrays["test_label"])))
     labels.metrics = {"label": tracked(lambda output, label: label, "CONCAT", phase="TEST")}
     result = run(limit_batches=2, callbacks=[labels], **options)
     assert result.step == 4
@@ -493,7 +491,7 @@ def test_limit_batches_limits_training_and_evaluation(stream):
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_overfitting_uses_only_the_first_batches(stream):
-    labels = Recorder(on_epoch_end=lambda view: labels.seen.append(view.arrays["train_label"]))
+    labels = Recorder(on_row=at_end(lambda view: labels.seen.append(view.arrays["train_label"])))
     labels.metrics = {"label": tracked(lambda output, label: label, "CONCAT", phase="TRAIN")}
     run(overfit_batches=2, callbacks=[labels], device_budget_mb=0 if stream else 100)
     assert [sorted(epoch) for epoch in labels.seen] == [sorted(Y[:32])] * 2
@@ -509,14 +507,14 @@ def test_an_error_in_the_evaluation_is_raised_before_the_first_step():
         return cross_entropy(output, label)
 
     broken.finish = lambda mean: 1 / 0
-    started = Recorder(on_epoch_start=lambda view: started.seen.append(1))
+    started = Recorder(on_steps=lambda view: started.seen.append(1))
     with pytest.raises(UserError, match=r"the means cannot be finished: .*ZeroDivisionError"):
         run(metrics=[tracked(broken, phase="TEST")], callbacks=[started])
     assert started.seen == []
 
 
 def test_a_callback_can_only_read_the_run():
-    def on_epoch_end(view):
+    def read(view):
         for name in ("epoch", "metrics", "anything"):
             with pytest.raises(AttributeError, match="only reads the run"):
                 setattr(view, name, 3)
@@ -529,14 +527,14 @@ def test_a_callback_can_only_read_the_run():
         view.history[0]["train_loss"] = 0.0  # a copy
         return None
 
-    result = run(callbacks=[Recorder(on_epoch_end=on_epoch_end)], epochs=1)
+    result = run(callbacks=[Recorder(on_row=at_end(read))], epochs=1)
     assert result.history[0]["train_loss"] > 0
 
 
 @pytest.mark.slow
 def test_a_metric_of_a_callback_is_not_logged_and_needs_a_unique_name():
     recorder = Recorder(metrics={"worst": tracked(loss_value, "MAX")})
-    recorder.on_epoch_end = lambda view: recorder.seen.append(view.arrays["test_worst"])
+    recorder.on_row = at_end(lambda view: recorder.seen.append(view.arrays["test_worst"]))
     result = run(callbacks=[recorder], epochs=1)
     assert recorder.seen[0] == pytest.approx(losses_of(result, TEST).max(), rel=1e-4)
     assert not any("worst" in name for name in result.history[0])
@@ -595,23 +593,13 @@ def test_the_validation_set_is_monitored_unless_another_metric_is_named(tmp_path
     assert stopping.memory["best"] == done.history[0]["test_loss"]
 
 
-def test_a_callback_is_called_at_the_steps_that_its_steps_left_requests():
-    at = (2, 5, 9)
-    planner = Recorder(on_steps=lambda view: planner.seen.append(view.step))
-    planner.steps_left = lambda step: min([s - step for s in at if s > step], default=2**30)
-    other = Recorder(on_steps=lambda view: other.seen.append(view.step))
-    result = run(callbacks=[planner, other])
-    assert planner.seen == [2, 3, 5, 6, 9, 10, 13] and other.seen == [3, 6, 10, 13]
-    assert jax.tree.all(jax.tree.map(np.array_equal, result.params, run().params))
-
-
 @pytest.mark.slow
 def test_a_callback_that_needs_per_step_sees_the_values_of_each_step():
     def record(view):
         recorder.seen.append({name: array.tolist() for name, array in view.per_step.items()})
 
     recorder = Recorder(needs=("per_step", "gradient_norm"))
-    recorder.on_steps = recorder.on_epoch_end = record
+    recorder.on_steps, recorder.on_row = record, at_end(record)
     run(callbacks=[recorder])
     assert [step for each in recorder.seen for step in each.get("step", [])] == list(range(1, 15))
     for each in filter(None, recorder.seen):
@@ -695,7 +683,7 @@ def test_evaluation_draws_other_numbers_for_each_batch_epoch_and_set(tmp_path, s
     seen = {}
 
     class Drawn(Recorder):
-        def on_epoch_end(self, view):
+        def on_row(self, view, row):
             for name in ("val", "test"):
                 seen[name, view.epoch] = view.arrays[f"{name}_drawn"].tolist()
 

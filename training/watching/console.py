@@ -151,7 +151,7 @@ class ProgressBar:
     late = True
 
     def __init__(self):
-        self.every = {"seconds": 0.1}
+        self.every = {"seconds": 1e-9}  # after each chunk
         self.resources, self.bar, self.epoch = ExitStack(), None, None
 
     def on_steps(self, run):

@@ -11,15 +11,14 @@ import pytest
 import utils
 from training.watching.console import ProgressBar
 
-RUN = SimpleNamespace(steps=10, position=0, epoch=3)
+RUN = SimpleNamespace(steps=10, position=10, epoch=3)
 
 
 def drawn(capsys):
     """What a bar writes over the steps of an epoch."""
     bar = ProgressBar()
-    bar.on_epoch_start(RUN)
-    bar.on_chunk(RUN, SimpleNamespace(steps=10))
-    bar.on_stop(RUN)
+    bar.on_steps(RUN)
+    bar.on_end(RUN)
     return capsys.readouterr().err
 
 

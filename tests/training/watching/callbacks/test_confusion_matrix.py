@@ -45,13 +45,13 @@ def test_labels_outside_the_classes_are_left_out():
     np.testing.assert_array_equal(sums["counts"], np.diag([1, 0, 1]))
 
 
-def view_after(callback, hook="on_test_end", **fields):
-    """The View with which a hook was called."""
+def view_after(callback, names=("test",), **fields):
+    """The View after the evaluation of these sets."""
     counts = np.array([[8.0, 2.0], [1.0, 4.0]])
-    names = ("val", "far", "test")
     arrays = {f"{name}_confusion_matrix": {"counts": counts, "invalid": 0} for name in names}
-    seen = view(evaluated=names, arrays=arrays, **fields)
-    getattr(callback, hook)(seen)
+    seen = view(arrays=arrays, **fields)
+    for name in ("train", *names):
+        callback.on_evaluated(seen, name, {})
     return seen
 
 
@@ -73,15 +73,13 @@ def test_the_files_and_the_picture_for_the_trackers(tmp_path):
     assert {path.name for path in (tmp_path / "pictures").iterdir()} == names
 
 
-def test_each_hook_draws_its_own_sets_or_those_of_them_in_the_config():
-    def drawn(hook, **options):
-        seen = view_after(confusion_matrix(**options), hook)
+def test_all_held_out_sets_are_drawn_or_those_in_the_config():
+    def drawn(**options):
+        seen = view_after(confusion_matrix(**options), ("val", "far", "test"))
         return [name.removeprefix("confusion_matrix-") for _, name, _ in seen.publish.images]
 
-    assert drawn("on_validation_end") == ["val", "far"]
-    assert drawn("on_test_end") == ["test"]
-    assert drawn("on_validation_end", sets=("far",)) == ["far"]
-    assert drawn("on_test_end", sets=("far",)) == []
+    assert drawn() == ["val", "far", "test"]
+    assert drawn(sets=("far",)) == ["far"]
 
 
 def test_a_set_that_does_not_exist_is_refused_at_the_start():
@@ -115,7 +113,7 @@ def test_targets_that_are_not_distributions_are_refused_after_the_evaluation():
     arrays = {"test_confusion_matrix": measured(np.ones((4, 3)), targets)}
     message = "3 targets of the test set are neither classes nor distributions"
     with pytest.raises(UserError, match=message):
-        confusion_matrix().on_test_end(view(evaluated=("test",), arrays=arrays))
+        confusion_matrix().on_evaluated(view(arrays=arrays), "test", {})
 
 
 def test_too_many_classes_are_refused():

@@ -32,7 +32,7 @@ class Kill:
     """Stops the run at a step, as Ctrl-C does."""
 
     def __init__(self, step):
-        self.steps_left, self.step = lambda step: 1, step
+        self.every, self.step = {"steps": 1}, step
 
     def on_steps(self, view):
         if view.step == self.step:
@@ -69,23 +69,22 @@ def test_the_picture_is_of_the_averaged_weights_and_training_does_not_notice(tmp
     assert (tmp_path / "killed" / "pictures" / "samples.png").read_bytes() == picture
 
 
-def test_it_draws_at_the_steps_that_were_named_and_once_per_step(caplog):
+def test_it_draws_once_per_step(caplog):
     published, made = Published(), []
 
     def draw(labels, **options):
         made.append(list(labels))
         return np.full((len(labels), 4, 4, 1), np.nan if len(made) > 1 else 0.0)
 
-    callback = draw_samples((3, -1), each=2, every_n_steps=3)
+    callback = draw_samples((3, -1), each=2, every={"steps": 3, "epochs": 1})
     callback.on_start(view(model=MODEL))
-    assert [callback.steps_left(step) for step in (0, 2, 3)] == [3, 1, 3]
-    for step in (2, 3):
+    assert callback.every == {"steps": 3, "epochs": 1}
+    for step in (3, 3):  # the last step of an epoch
         callback.on_steps(view(step=step, publish=published, sample=draw))
-    callback.on_epoch_end(view(step=3, publish=published, sample=draw))
     assert made == [[3, -1, 3, -1]] and [image[:2] for image in published.images] == [
         (3, "samples")
     ]
-    callback.on_epoch_end(view(step=4, publish=published, sample=draw))
+    callback.on_steps(view(step=4, publish=published, sample=draw))
     assert "pixels are NaN for the labels -1, 3" in caplog.text and len(published.images) == 2
 
 

@@ -9,13 +9,16 @@ from training.watching.callbacks.early_stopping import early_stopping
 pytestmark = pytest.mark.contract
 
 
+RUN = SimpleNamespace(sets={})
+
+
 def stops_after(values, **options):
     """The epoch after which the run stops, or None."""
     callback = early_stopping(**options)
     callback.on_start(None)
     for epoch, value in enumerate(values, 1):
-        metrics = {} if value is None else {"test_loss": value}
-        reply = callback.on_epoch_end(SimpleNamespace(metrics=metrics, sets={})) or {}
+        row = {"end_of_epoch": True} | ({} if value is None else {"test_loss": value})
+        reply = callback.on_row(RUN, row) or {}
         if reply.get("stop"):
             return epoch
     return None
@@ -45,11 +48,17 @@ def test_a_second_run_starts_without_the_memory_of_the_first():
     callback = early_stopping(patience=1)
     for _ in range(2):
         callback.on_start(None)
-        view = SimpleNamespace(metrics={"test_loss": 3.0}, sets={})
-        assert callback.on_epoch_end(view) == {"stop": False}
+        row = {"evaluation": True, "test_loss": 3.0}
+        assert callback.on_row(RUN, row) == {"stop": False}
 
 
-@pytest.mark.parametrize("argument", ["patience", "every_n_epochs"])
-def test_values_out_of_range_are_refused_by_name(argument):
-    with pytest.raises(ValueError, match=f"^{argument}: must be at least 1, got 0"):
-        early_stopping(**{argument: 0})
+def test_the_values_of_the_initial_params_and_of_the_last_test_do_not_count():
+    callback = early_stopping(patience=1)
+    callback.on_start(None)
+    assert callback.on_row(RUN, {"initial": True, "test_loss": 3.0}) is None
+    assert callback.on_row(RUN, {"final": "the last weights", "test_loss": 3.0}) is None
+
+
+def test_values_out_of_range_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"^patience: must be at least 1, got 0"):
+        early_stopping(patience=0)

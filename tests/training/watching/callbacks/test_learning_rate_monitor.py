@@ -25,18 +25,18 @@ pytestmark = pytest.mark.contract
 )
 def test_the_rate_is_logged(caplog, rates, line):
     caplog.set_level(logging.INFO, "main")
-    learning_rate_monitor().on_epoch_end(view(learning_rate=lambda: rates))
+    learning_rate_monitor().on_steps(view(learning_rate=lambda: rates))
     assert caplog.records[0].getMessage() == line
 
 
 def test_an_unknown_rate_is_not_logged(caplog):
     caplog.set_level(logging.INFO, "main")
-    learning_rate_monitor().on_epoch_end(view(learning_rate=dict))
+    learning_rate_monitor().on_steps(view(learning_rate=dict))
     assert not caplog.records
 
 
 def test_it_needs_the_rate_and_refuses_an_epoch_count_of_zero():
-    assert learning_rate_monitor(every_n_epochs=3).needs == ("learning_rate",)
-    assert learning_rate_monitor(every_n_epochs=3).every_n_epochs == 3
-    with pytest.raises(ValueError, match=r"^every_n_epochs: must be at least 1, got 0"):
-        learning_rate_monitor(every_n_epochs=0)
+    assert learning_rate_monitor(every={"epochs": 3}).needs == ("learning_rate",)
+    assert learning_rate_monitor(every={"epochs": 3}).every == {"epochs": 3}
+    with pytest.raises(ValueError, match=r"^every.epochs: must be at least 1, got 0"):
+        learning_rate_monitor(every={"epochs": 0})

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from tests.training.watching.callbacks.fake import view
-from training.watching.callbacks import profiler as module
+from training.observers import steps_left
 from training.watching.callbacks.profiler import profiler
 from utils import UserError
 
@@ -19,27 +19,21 @@ def train(weights, count):
     return jax.lax.fori_loop(0, count, lambda i, w: jnp.tanh(w @ w), weights)
 
 
-def drive(
-    callback, folder, epochs=1, steps=40, start=0, log_every=7, chunk=4, evaluated="validation"
-):
-    """A loop like the real one: chunks end at log lines and where the callback needs the run."""
+def drive(callback, folder, epochs=1, steps=40, start=0, chunk=4):
+    """A loop like the real one: chunks end where the callback is due."""
     step, weights = start, jnp.eye(8)
-    callback.on_start(view(folder=folder, step=0))
+    callback.on_start(view(folder=folder, step=start))
     for epoch in range(1, epochs + 1):
-        callback.on_epoch_start(view(folder=folder, step=step, epoch=epoch))
         position = 0
         while position < steps:
-            left = callback.steps_left(step)
-            assert left >= 1
-            taken = min(chunk, steps - position, left, log_every - position % log_every)
+            left = steps_left(callback.every, step, position)
+            taken = min(chunk, steps - position, left)
             weights = train(weights, taken).block_until_ready()
             position, step = position + taken, step + taken
-            if taken == left or position % log_every == 0:
+            if taken == left or "seconds" in callback.every:
                 seen = view(folder=folder, step=step, epoch=epoch, position=position, steps=steps)
                 callback.on_steps(seen)
-        if evaluated:
-            getattr(callback, f"on_{evaluated}_start")(view(folder=folder, step=step, epoch=epoch))
-    callback.on_training_end(view(folder=folder, step=step))
+    callback.on_end(view(folder=folder, step=step))
 
 
 def traces(folder):
@@ -65,24 +59,13 @@ def test_steps_count_from_where_the_run_resumes(tmp_path):
     assert traces(tmp_path) == {"step_103": 9}
 
 
-@pytest.mark.parametrize("evaluated", ["validation", "test"])
-def test_a_trace_ends_before_an_evaluation(tmp_path, evaluated):
-    drive(profiler(first_step=10, n_steps=5), tmp_path, epochs=3, steps=12, evaluated=evaluated)
-    assert traces(tmp_path) == {"step_10": 2}
-
-
-def test_without_an_evaluation_a_trace_continues_into_the_next_epoch(tmp_path):
-    drive(profiler(first_step=10, n_steps=5), tmp_path, epochs=3, steps=12, evaluated=None)
+def test_a_trace_continues_into_the_next_epoch(tmp_path):
+    drive(profiler(first_step=10, n_steps=5), tmp_path, epochs=3, steps=12)
     assert traces(tmp_path) == {"step_10": 5}
 
 
-def test_a_trace_that_would_begin_with_an_evaluation_begins_after_it(tmp_path):
-    drive(profiler(first_step=12, n_steps=5), tmp_path, epochs=3, steps=12)
-    assert traces(tmp_path) == {"step_12": 5}
-
-
 def test_the_end_of_the_run_ends_a_trace(tmp_path):
-    drive(profiler(first_step=10, n_steps=5), tmp_path, steps=12, evaluated=None)
+    drive(profiler(first_step=10, n_steps=5), tmp_path, steps=12)
     assert traces(tmp_path) == {"step_10": 2}
 
 
@@ -93,14 +76,10 @@ def test_a_run_that_is_too_short_is_reported(tmp_path, caplog):
 
 
 @pytest.mark.slow
-def test_it_traces_again_after_some_minutes(tmp_path, monkeypatch):
-    now = iter(range(0, 10**6, 30))  # every reading of the clock is half a minute later
-    monkeypatch.setattr(module.time, "monotonic", lambda: next(now))
-    drive(profiler(first_step=2, n_steps=3, every_n_minutes=2), tmp_path, chunk=1)
-    steps = traces(tmp_path)
-    assert list(steps.values()) == [3] * len(steps)
-    # The trace ends at step 5; the next one begins after four more readings of the clock.
-    assert {"step_2", "step_9"} <= steps.keys()
+def test_it_traces_again_after_some_minutes(tmp_path):
+    drive(profiler(first_step=2, n_steps=3, every_n_minutes=2), tmp_path)
+    # Here, the minutes pass while a chunk of 4 steps computes.
+    assert traces(tmp_path) == {f"step_{n}": 3 for n in (2, 9, 16, 23, 30, 37)}
 
 
 def test_a_trace_that_other_code_opened_is_left_alone(tmp_path, caplog):

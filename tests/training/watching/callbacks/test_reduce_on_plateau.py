@@ -33,7 +33,7 @@ def scales_of(values, resume_every=0, **options):
             callback = reduce_on_plateau(monitor="val_score", **options)
             callback.on_start(view())
             callback.memory = json.loads(memory)
-        reply = callback.on_epoch_end(view(metrics={"val_score": value})) or {}
+        reply = callback.on_row(view(), {"end_of_epoch": True, "val_score": value}) or {}
         scale = reply.get("lr_scale", scale)
         scales.append(scale)
     return scales
@@ -98,9 +98,9 @@ def test_it_reduces_where_optax_does():
 def test_epochs_that_were_not_evaluated_do_not_count():
     callback = reduce_on_plateau(patience=1)
     callback.on_start(view())
-    callback.on_epoch_end(view(metrics={"test_loss": 1.0}))
-    assert callback.on_epoch_end(view(metrics={"train_loss": 1.0})) is None
-    assert callback.on_epoch_end(view(metrics={"test_loss": 1.0})) == {"lr_scale": 0.1}
+    callback.on_row(view(), {"end_of_epoch": True, "test_loss": 1.0})
+    assert callback.on_row(view(), {"end_of_epoch": True, "train_loss": 1.0}) is None
+    assert callback.on_row(view(), {"evaluation": True, "test_loss": 1.0}) == {"lr_scale": 0.1}
 
 
 def test_only_reductions_that_change_the_scale_are_logged(caplog):
@@ -108,7 +108,7 @@ def test_only_reductions_that_change_the_scale_are_logged(caplog):
     callback = reduce_on_plateau(patience=2, factor=0.5, min_scale=0.5)
     callback.on_start(view())
     for _ in range(9):
-        callback.on_epoch_end(view(epoch=6, metrics={"test_loss": 1.0}))
+        callback.on_row(view(epoch=6), {"end_of_epoch": True, "test_loss": 1.0})
     (line,) = [r.getMessage() for r in caplog.records]
     assert line == (
         "Epoch 6: test_loss has not improved in 2 evaluations: from now on "
@@ -125,7 +125,6 @@ def test_only_reductions_that_change_the_scale_are_logged(caplog):
         ({"cooldown": -1}, "cooldown"),
         ({"min_delta": -0.1}, "min_delta"),
         ({"min_scale": 1.5}, "min_scale"),
-        ({"every_n_epochs": 0}, "every_n_epochs"),
     ],
 )
 def test_values_out_of_range_are_refused_by_name(options, argument):
@@ -139,7 +138,7 @@ def test_a_metric_whose_better_direction_is_unknown_is_refused():
 
 
 class Lowers:
-    def on_epoch_end(self, view):
+    def on_row(self, view, row):
         return {"lr_scale": 0.5}
 
 

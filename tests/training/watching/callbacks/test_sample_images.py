@@ -59,12 +59,12 @@ def random_predictions():
     return measured(RNG.normal(size=(40, 4)), LABELS)
 
 
-def view_after(callback, columns, hook="on_test_end", sets=SETS, **fields):
-    """The View with which a hook was called."""
-    arrays = {f"{name}_sample_images": columns for name in ("val", "test")}
-    seen = view(sets=sets, evaluated=("val", "test"), arrays=arrays, **fields)
+def view_after(callback, columns, name="test", sets=SETS, **fields):
+    """The View after the evaluation of a set."""
+    seen = view(sets=sets, arrays={f"{name}_sample_images": columns}, **fields)
     callback.on_start(seen)
-    getattr(callback, hook)(seen)
+    callback.on_evaluated(seen, "train", {})
+    callback.on_evaluated(seen, name, {})
     return seen
 
 
@@ -94,7 +94,7 @@ def test_pictures_have_label_and_prediction_below(tmp_path):
     predictions = {"predicted": LABELS[::-1], "label": LABELS}
     columns = {"loss": np.arange(40.0), "invalid": np.zeros(40, bool), **predictions}
     callback = sample_images(count=4, worst=3)
-    seen = view_after(callback, columns, hook="on_validation_end", folder=tmp_path)
+    seen = view_after(callback, columns, name="val", folder=tmp_path)
     captions = [f"{LABELS[i]}>{LABELS[39 - i]}" for i in (39, 38, 37)]
     worst = grid(list(IMAGES[[0, 1, 2]]), captions=captions)  # val is reversed
     first = grid(list(IMAGES[:4]), captions=list(map(str, LABELS[:4])))
@@ -134,7 +134,7 @@ def test_inputs_that_are_not_images_leave_a_list_of_the_worst(tmp_path, caplog):
     vectors = dict.fromkeys(("train", "test"), Arrays(RNG.normal(size=(40, 36)), LABELS))
     callback = sample_images(worst=2)
     seen = view_after(callback, random_predictions(), sets=vectors, folder=tmp_path)
-    callback.on_test_end(seen)
+    callback.on_evaluated(seen, "test", {})
     assert [r.getMessage() for r in caplog.records] == [
         f"sample_images: the {name} set holds no images (float64[36]), so none are shown"
         for name in ("train", "test")
@@ -195,9 +195,7 @@ def test_examples_without_classes_are_refused():
         view_after(sample_images(), columns)
 
 
-@pytest.mark.parametrize(
-    ("argument", "value"), [("count", -1), ("worst", -1), ("every_n_epochs", 0)]
-)
+@pytest.mark.parametrize(("argument", "value"), [("count", -1), ("worst", -1)])
 def test_values_out_of_range_are_refused_by_name(argument, value):
     with pytest.raises(ValueError, match=f"^{argument}: must"):
         sample_images(**{argument: value})

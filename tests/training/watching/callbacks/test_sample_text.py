@@ -62,17 +62,12 @@ class Weights:
     """Keeps the table that is evaluated, after every step."""
 
     def __init__(self, kill=None):
-        self.tables, self.kill = {}, kill
-
-    def steps_left(self, step):
-        return 1
+        self.tables, self.kill, self.every = {}, kill, {"steps": 1}
 
     def on_steps(self, view):
         self.tables[view.step] = np.asarray(view.params["table"])
         if view.step == self.kill:
             raise KeyboardInterrupt
-
-    on_epoch_end = on_step_end
 
 
 def likeliest(table, prompt, tokens):
@@ -91,7 +86,7 @@ def likeliest(table, prompt, tokens):
 def test_texts_are_those_of_the_evaluated_weights_of_their_step(tmp_path, ema, caplog):
     caplog.set_level(logging.INFO, "main")
     weights = Weights()
-    options = {"temperature": 0.0, "every_n_steps": 3, "every_n_epochs": 2}
+    options = {"temperature": 0.0, "every": {"steps": 3, "epochs": 2}}
     samples = sample_text(PROMPTS, tokens=20, **options)  # more than the context
     done = run(tmp_path, [samples, weights], ema=ema)
     rows = lines(tmp_path)
@@ -111,7 +106,7 @@ def test_texts_are_those_of_the_evaluated_weights_of_their_step(tmp_path, ema, c
 
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_training_is_the_same_with_and_without_samples(tmp_path, replicas):
-    samples = sample_text(PROMPTS, tokens=5, every_n_steps=3)
+    samples = sample_text(PROMPTS, tokens=5, every={"steps": 3})
     with_samples = run(tmp_path, [samples], replicas=replicas)
     without = run(replicas=replicas)
     for one, other in zip(with_samples.states(), without.states(), strict=True):
@@ -124,7 +119,7 @@ def test_training_is_the_same_with_and_without_samples(tmp_path, replicas):
 @pytest.mark.slow
 def test_a_resumed_run_writes_the_same_texts_once(tmp_path):
     def samples():
-        return sample_text(PROMPTS[:2], tokens=9, temperature=2.0, every_n_steps=1)
+        return sample_text(PROMPTS[:2], tokens=9, temperature=2.0, every={"steps": 1})
 
     run(tmp_path / "whole", [samples()])
     every = {"checkpoint": {"every_steps": 4}}
