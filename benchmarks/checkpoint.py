@@ -103,7 +103,7 @@ def loop_of(recipe, data, folder, record):
 
 
 def keeper_of(loop):
-    return next(each for each in loop.watchers if isinstance(each, Keeper))
+    return next(each for each in loop.observers if isinstance(each, Keeper))
 
 
 def write(loop):

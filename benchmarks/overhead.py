@@ -91,7 +91,7 @@ def watching(folder, rounds):
     epochs = {name: partial(epoch_and_trackers, loop) for name, loop in loops.items()}
     rates = measure(epochs, loops["all off"].trainer.feed.size, rounds)
     for loop in loops.values():
-        loop.notify("on_training_end")
+        loop.ask("on_end")
         close(loop)
     off = rates["all off"]
     ratios = {
@@ -109,9 +109,7 @@ def loop_of(folder, overrides):
     recipe = recipe._replace(checkpoint=replace(recipe.checkpoint, every_epochs=0, monitor=None))
     record = {"config": parts.config, "facts": parts.facts, "data": {}}
     loop, _ = assemble(recipe, Trainer(recipe, data), data, folder, record)
-    loop.notify("on_training_start")
-    signals = loop.watchers[0]
-    signals.close(loop.run)  # Ctrl-C ends a benchmark
+    loop.ask("on_start")
     loop.run.epochs = 10**9
     return loop, recipe, data
 
@@ -125,7 +123,7 @@ def trainer_of(recipe, sets):
 
 def publisher_of(loop):
     """The Publisher that passes a run's values to its trackers."""
-    return next(watcher for watcher in loop.watchers if isinstance(watcher, MetricLog)).publish
+    return next(each for each in loop.observers if isinstance(each, MetricLog)).publish
 
 
 def close(loop):

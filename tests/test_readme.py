@@ -217,9 +217,9 @@ def test_every_kind_has_an_example_of_your_own():
 
 
 @pytest.mark.slow
-def test_the_watcher_interrupts_a_run_that_then_continues(flowers, tmp_path, monkeypatch):
+def test_the_callback_pauses_a_run_that_then_continues(flowers, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code = block_with(OWN, "watchers=[")
+    code = block_with(OWN, "TimeBudget(3600)")
     assert code.count("time.monotonic()") == 2
     pauses = itertools.count()  # in place of the clock, so that the machine's speed does not matter
     scope = dict(zip(("x", "y"), flowers[0], strict=True)) | {"now": lambda: next(pauses)}

@@ -225,7 +225,7 @@ def test_a_child_process_that_outlives_a_killed_run_does_not_lock_it(workdir):
     (workdir / "forks.py").write_text(
         "import os, time\n"
         "class Forks:\n"
-        "    def on_epoch_end(self, run):\n"
+        "    def on_row(self, run, row):\n"
         "        if run.epoch == 2 and os.fork() == 0:\n"
         "            os.closerange(1, 3); time.sleep(60); os._exit(0)\n"
         "def forks(): return Forks()\n"

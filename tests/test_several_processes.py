@@ -42,7 +42,7 @@ import jax
 
 class At:
     '''Sends a signal to its own process; the variable AT holds the process, epoch and signal.'''
-    def on_epoch_end(self, run):
+    def on_row(self, run, row):
         process, epoch, number = map(int, os.environ.get("AT", "-1 0 0").split())
         if (jax.process_index(), run.epoch) == (process, epoch):
             os.kill(os.getpid(), number)
@@ -51,7 +51,7 @@ class At:
 
 class Full:
     '''Simulates a disk that is full for process 0 alone, at the second epoch.'''
-    def on_epoch_end(self, run):
+    def on_row(self, run, row):
         from training.checkpoint import orbax_folder
         original = getattr(Full, "original", orbax_folder.seal)
         def seal(folder, note):
@@ -61,10 +61,8 @@ class Full:
         Full.original, orbax_folder.seal = original, seal
 
 class EveryFifth:
-    '''Must see the run at every fifth step, in process 0 alone.'''
-    observer = True
-    def steps_left(self, step):
-        return 5 - step % 5
+    '''Sees the run at every fifth step, in process 0 alone.'''
+    late, every = True, {"steps": 5}
     def on_steps(self, run):
         print("step", run.step)
 """
@@ -243,7 +241,7 @@ def test_pretrained_weights_may_be_sharded_too(workdir):
 
 @pytest.mark.torture
 def test_a_language_model_that_is_sharded_writes_as_in_one_process_and_only_once(workdir):
-    options = {"prompts": ["Once", ""], "tokens": 20, "every_n_steps": 3}
+    options = {"prompts": ["Once", ""], "tokens": 20, "every": {"steps": 3, "epochs": 1}}
     config = CONFIG | {
         "model": {"name": "gpt", "args": {"dim": 16, "depth": 1, "heads": 2}},
         "data": {"name": "stories", "args": {"length": 16, "count": 30}},

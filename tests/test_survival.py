@@ -57,7 +57,7 @@ OFTEN = ["checkpoint.every_epochs=3", "checkpoint.every_steps=5", "checkpoint.ke
 OFTEN += ["checkpoint.monitor=val_accuracy", "checkpoint.save_top_k=3"]
 SPIKES = {"name": "gradient_spike_monitor", "args": {"threshold": 1.5, "warmup": 5}}
 PLATEAU = {"name": "reduce_on_plateau", "args": {"factor": 0.7, "patience": 2, "cooldown": 1}}
-COUNTS = {"name": "confusion_matrix", "args": {"every_n_epochs": 8}}
+COUNTS = {"name": "confusion_matrix", "args": {"every": {"epochs": 8}}}
 CALLBACKS = [SPIKES, PLATEAU, COUNTS, *CONFIG["callbacks"], "learning_rate_monitor"]
 AT_ONCE = [*AUGMENTED, *OFTEN, f"callbacks={json.dumps(CALLBACKS)}", "loader.val_size=0.2"]
 AT_ONCE += ["training.test_at=end", "training.on_nonfinite=rollback", "training.eval_initial=true"]

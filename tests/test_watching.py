@@ -25,7 +25,7 @@ SMALL = {
     "optimizer": {"name": "adamw", "args": {"lr": 0.01}},
     "training": {"epochs": 2},
     "logging": {"every_steps": 2, "trackers": ["csv"], "gradient_norm": True},
-    "callbacks": [{"name": "confusion_matrix", "args": {"every_n_epochs": 2}}],
+    "callbacks": [{"name": "confusion_matrix", "args": {"every": {"epochs": 2}}}],
 }
 
 OWN_CODE = """
@@ -206,7 +206,7 @@ def test_the_debugger_opens_where_the_error_was_raised(small):
     process = start(small, "-c", "small.json", 'callbacks=["own.failing"]', "--post-mortem")
     process.stdin = None
     out, err = process.communicate(timeout=120)
-    assert "(Pdb)" in out and "own.py(8)on_step_end()" in out and 'return {"stop": {}' in out
+    assert "(Pdb)" in out and "own.py(8)on_steps()" in out and 'return {"stop": {}' in out
     assert process.returncode == 1, err
 
 

@@ -31,7 +31,12 @@ from training.loss import cross_entropy
 from training.objective import supervised
 from training.observers import check_callbacks
 from training.optimizers import sgd
-from training.options import CheckpointOptions, LoggingOptions, PretrainedOptions
+from training.options import (
+    CheckpointOptions,
+    EvaluationEvery,
+    LoggingOptions,
+    PretrainedOptions,
+)
 from training.run import Clock, LearningRates, Run
 from training.runs.argument_checks import check_pairs
 from training.runs.arguments import ALL_DEVICES, EVERY_EPOCH, check_known, own_record, recipe_of
@@ -73,8 +78,8 @@ def fit(
     vary: dict | None = None,
     seed: int = 0, replicas: int = 1, accumulate: int = 1,
     precision: Literal["float32", "bfloat16"] = "float32", ema: float | None = None,
-    eval_every: int | dict = 1, eval_initial: bool = False, limit_eval_batches: int | None = None,
-    test_at: Literal["epochs", "end"] = "epochs",
+    eval_every: int | EvaluationEvery = 1, eval_initial: bool = False,
+    test_at: Literal["epochs", "end"] = "epochs", limit_eval_batches: int | None = None,
     limit_batches: int | None = None, overfit_batches: int = 0,
     on_nonfinite: Literal["stop", "skip", "rollback"] = "stop", rollbacks: int = 3,
     detect_nans: bool = False, pretrained: str | PretrainedOptions | None = None,

@@ -116,6 +116,8 @@ class Loop:
             if start is None or start.before_first_row:
                 self.evaluate_initial_params()
             self.underway = True
+            now = time.monotonic()
+            self.times = {i: now for i, every in enumerate(self.every()) if "seconds" in every}
             self.poll()
             if first.save:
                 self.save(first.save)
@@ -196,8 +198,7 @@ class Loop:
         """(steps of the next chunk, what is due after it), as process 0 decides, since some of it
         is due by its clock."""
         options, now = self.recipe.training, time.monotonic()
-        every = [getattr(each, "every", None) or {} for each in self.observers]
-        every += [self.line_every, self.eval_every]
+        every = self.every()
         left = [steps_left(each, *ahead) for each in every]
         by_time = [self.is_due_by_time(i, each, now) for i, each in enumerate(every)]
         budget = options.max_steps - ahead.step if options.max_steps else NEVER
@@ -211,6 +212,11 @@ class Loop:
         )
         self.pace = self.agreed_pace
         return count, (by_steps, by_time, ends)
+
+    def every(self):
+        """The `every` of each observer, of log lines and of evaluations."""
+        own = [getattr(each, "every", None) or {} for each in self.observers]
+        return [*own, self.line_every, self.eval_every]
 
     def is_due_by_time(self, number, every, now):
         """Whether something is due by seconds, which are then counted from now on."""

@@ -176,7 +176,7 @@ class Clock:
 
     # A chunk is sent, then the one before it is read, so each second is charged to one of them:
     # sending a chunk is its own time, also where it waits for batches or for the device. All else,
-    # such as the work of watchers, belongs to the chunk that is read next.
+    # such as the work of observers, belongs to the chunk that is read next.
 
     def sent(self, before):
         """A chunk was sent since the moment `before`: what `done` needs to know of it."""

@@ -214,7 +214,7 @@ def test_the_comparison_in_a_browser(tmp_path):
 
 
 class Seen:
-    """What a watcher sees of a run."""
+    """What an observer sees of a run."""
 
     def __init__(self, completed):
         self.completed, self.finished = completed, completed == 4
@@ -237,9 +237,10 @@ def test_the_last_weights_of_a_trial_that_ended_within_an_epoch_count(tmp_path, 
 
 def test_a_pause_is_after_its_epoch_and_not_after_the_last():
     pause = Pause(2)
-    assert pause.on_epoch_end(Seen(1)) is None
-    assert pause.on_epoch_end(Seen(2)).interrupt and pause.on_ready(Seen(3)).interrupt
-    assert Pause(4).on_epoch_end(Seen(4)) is None
+    end = {"end_of_epoch": True}
+    assert pause.on_row(Seen(1), end) is None and pause.on_row(Seen(2), {}) is None
+    assert pause.on_row(Seen(2), end)["pause"] and pause.on_start(Seen(3))["pause"]
+    assert Pause(4).on_row(Seen(4), end) is None
 
 
 # Trials as one program.
@@ -288,7 +289,7 @@ def test_a_checkpoint_is_kept_where_it_is_among_the_best_of_any_trial(tmp_path):
     for epoch, (saved, losses) in enumerate([(1, (5, 4, 0)), (1, (4, 3, 0)), (1, (3, 6, 0))], 1):
         values = {f"test_loss/{i}": float(loss) for i, loss in enumerate(losses)}
         run.epoch, run.history = epoch, [*run.history, {"epoch": epoch, **values}]
-        assert bool(each.on_epoch_end(run)) == saved
+        assert bool(each.on_row(run, {"end_of_epoch": True})) == saved
     names = {"checkpoint-epoch_1", "checkpoint-epoch_2", "checkpoint-epoch_3"}
     assert protected(tmp_path, names) == {"checkpoint-epoch_2", "checkpoint-epoch_3"}
 

@@ -256,7 +256,7 @@ def test_a_group_begins_to_learn_at_an_epoch():
     seen = []
 
     class Weights:
-        def on_epoch_end(self, run):
+        def on_row(self, run, row):
             seen.append(jax.tree.map(np.array, run.params))
 
     settings = {"optimizer": optimizer, "batch_size": 32, "callbacks": [Weights()]}

@@ -263,7 +263,7 @@ class Look:
     def __init__(self):
         self.seen = []
 
-    def on_epoch_end(self, run):
+    def on_row(self, run, row):
         self.seen.append((run.tokenizer, run.first_examples(3)))
 
 

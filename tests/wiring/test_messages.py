@@ -318,7 +318,7 @@ class Library:
             self.init, self.apply = built.init, built.apply
 
     class OwnCallback:
-        def on_epoch_end(self, run): ...
+        def on_row(self, run, row): ...
 
     partial = functools.partial(max, 1)
 

@@ -136,7 +136,6 @@ MISTAKES = {
     "no dict": ({"checkpoint": True}, "checkpoint: must be a dict of dir, .*got True"),
     "a bad value": ({"checkpoint": {"keep": 0}}, "checkpoint.keep: must be at least 1, got 0"),
     "a seed": ({"seed": "0"}, "seed: must be a whole number, got '0'"),
-    "watchers": ({"watchers": object()}, "watchers: must be a list"),
     "resume": ({"resume": "auto"}, 'resume: must be False, True or "override"'),
     "the config": ({"config": LoaderOptions()}, r"must be a dict, got LoaderOptions; pass vars"),
     "the config's seed": ({"config": {"seed": 4}}, r"config: 'seed' is the run's own, 0; pass the"),
@@ -335,7 +334,7 @@ def mistakes(output, target):
 
 
 class NoView:
-    def on_epoch_end(self):
+    def on_steps(self):
         pass
 
 
@@ -496,7 +495,7 @@ def test_an_update_that_no_run_can_use_is_refused_before_the_first_step(case):
         ({"model": linen.Dense(2)}, r"model: Dense is of another library; wrap it: docs/"),
         ({"model": OfLinen()}, r"model: OfLinen is of another library; wrap it: docs/"),
         ({"model": nnx.Dropout}, r"model: Dropout is of another library; wrap it: docs/"),
-        ({"callbacks": [NoView()]}, r"NoView.on_epoch_end must take .*on_epoch_end\(self, view\)"),
+        ({"callbacks": [NoView()]}, r"NoView.on_steps must take .*on_steps\(self, run\)"),
         ({"callbacks": [NoView]}, r"callbacks: NoView is a class; pass an object: NoView\(\)"),
         ({"batch_size": 0, "epochs": 0}, r"batch_size: must be .*got 0\n?.*epochs: must be"),
         ({"folder": __file__}, r"folder: .*test_arguments.py is a file; name a folder"),
