@@ -147,11 +147,13 @@ def work(case, precision, steps, mesh):
 class StepLosses:
     """A callback that keeps the loss of every step."""
 
+    every = {"steps": 1}
+
     def __init__(self):
         self.losses = []
 
-    def on_step_end(self, view):
-        self.losses.append(view.metrics["train_loss"])
+    def on_steps(self, run):
+        self.losses.append(run.metrics["train_loss"])
 
 
 def model(case):

@@ -129,10 +129,12 @@ def measure(point):
 class StopAfter:
     """A callback that stops the run after EPOCHS epochs and SECONDS seconds."""
 
-    def on_epoch_end(self, view):
-        if view.epoch == 1:
+    every = {"epochs": 1}
+
+    def on_steps(self, run):
+        if run.epoch == 1:
             self.start = time.perf_counter()
-        return {"stop": view.epoch > EPOCHS and time.perf_counter() - self.start > SECONDS}
+        return {"stop": run.epoch > EPOCHS and time.perf_counter() - self.start > SECONDS}
 
 
 if __name__ == "__main__":

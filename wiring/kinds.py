@@ -107,7 +107,7 @@ KINDS = {
             "callbacks",
             (CALLBACKS,),
             "training.base:Callback",
-            "a function that returns an object with hooks, such as on_epoch_end(run)",
+            "a function that returns an object with methods such as on_steps(run)",
             f"{OWN}#a-callback",
             some=("on_*", "metrics", "needs"),
         ),

@@ -69,8 +69,8 @@ class Trainer:
         return loss
 
     def accuracy(self):
-        apply, view = jax.jit(self.model.apply), self.turns.view
-        params, state = view.params, view.state
+        apply, run = jax.jit(self.model.apply), self.turns.run
+        params, state = run.params, run.state
         return accuracy_of(lambda x: apply(params, state, x)[0], self.data["test"])
 
 
@@ -87,10 +87,11 @@ class Turns:
     def __init__(self):
         self.resume, self.done = queue.Queue(), queue.Queue()
 
-    def on_epoch_end(self, view):
-        self.view = view
-        self.done.put(view.metrics["train_loss"])
-        self.resume.get()
+    def on_row(self, run, row):
+        if row.get("end_of_epoch"):
+            self.run = run
+            self.done.put(row["train_loss"])
+            self.resume.get()
 
 
 class Writer:
