@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-# Memory in huge pages, with glibc 2.35 or newer; see huge_pages.py.
+# Memory in huge pages, with glibc 2.35 or newer; see training/devices/huge_pages.py.
 ifneq ($(RAWTREE_HUGE_PAGES),0)
 ifeq ($(findstring glibc.malloc.hugetlb,$(GLIBC_TUNABLES)),)
 export GLIBC_TUNABLES := $(GLIBC_TUNABLES:%=%:)glibc.malloc.hugetlb=1

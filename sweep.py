@@ -1,7 +1,7 @@
 """python sweep.py -c config.json grid.json [path.to.key=value ...]: many trials of one config."""
 
 if __name__ == "__main__":  # first of all: it may start Python again
-    from huge_pages import start_again_with_them
+    from training.devices.huge_pages import start_again_with_them
 
     start_again_with_them()
 

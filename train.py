@@ -1,7 +1,7 @@
 """python train.py -c config.json [path.to.key=value ...]: the command line."""
 
 if __name__ == "__main__":  # first, since it may start Python again
-    from huge_pages import start_again_with_them
+    from training.devices.huge_pages import start_again_with_them
 
     start_again_with_them()
 

@@ -147,10 +147,8 @@ def work(case, precision, steps, mesh):
 class StepLosses:
     """A callback that keeps the loss of every step."""
 
-    every = {"steps": 1}
-
     def __init__(self):
-        self.losses = []
+        self.every, self.losses = {"steps": 1}, []
 
     def on_steps(self, run):
         self.losses.append(run.metrics["train_loss"])

@@ -129,7 +129,8 @@ def measure(point):
 class StopAfter:
     """A callback that stops the run after EPOCHS epochs and SECONDS seconds."""
 
-    every = {"epochs": 1}
+    def __init__(self):
+        self.every = {"epochs": 1}
 
     def on_steps(self, run):
         if run.epoch == 1:

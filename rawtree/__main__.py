@@ -36,7 +36,7 @@ def main():
         print(f"rawtree: no command {name!r}{known}", file=sys.stderr)
         sys.exit(2)
     if name in ("train", "sweep"):  # first of all: it may start Python again
-        from rawtree.huge_pages import start_again_with_them
+        from rawtree.training.devices.huge_pages import start_again_with_them
 
         start_again_with_them()
     from rawtree.utils import open_closed_streams

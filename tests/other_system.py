@@ -192,7 +192,13 @@ def main():
     hide()
     train, huge_pages, utils, resume, read = map(
         importlib.import_module,
-        ("train", "huge_pages", "utils", "training.runs.resume", "training.report.read"),
+        (
+            "train",
+            "training.devices.huge_pages",
+            "utils",
+            "training.runs.resume",
+            "training.report.read",
+        ),
     )
     assert utils.WINDOWS == WINDOWS and not huge_pages.are_available()
     assert train.main(["-c", "config.json", "--fast-dev-run"]) == 0

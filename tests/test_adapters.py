@@ -1,5 +1,5 @@
-"""Models of Flax, Equinox and Haiku through adapters.py, against the libraries' own calls. Each of
-tests/nets_of_others/ has a convolution, batch norm and dropout, as a user would write it."""
+"""Models of Flax, Equinox and Haiku through model/adapters.py, against the libraries' own calls. Each
+of tests/nets_of_others/ has a convolution, batch norm and dropout, as a user would write it."""
 
 import importlib
 import json
@@ -12,8 +12,8 @@ import optax
 import pytest
 from flax import linen, nnx
 
-import adapters
 from inference import convert_tflite
+from model import adapters
 from tests.processes import ROOT, call, captured, run
 from training.checkpoint.storage import load
 from training.fit import fit
@@ -203,7 +203,7 @@ def test_a_config_trains_evaluates_and_exports_it(library, tmp_path):
         (ROOT / f"tests/nets_of_others/{library}_net.py").read_text()
     )
     args = {"module": "vast_nets.Net", "arguments": {"width": 4}}
-    config = CONFIG | {"model": {"name": f"adapters.{library}", "args": args}}
+    config = CONFIG | {"model": {"name": library, "args": args}}
     cut = ["tensor"] if library == "equinox" else [None, None, None, "tensor"]  # OIHW or HWIO
     config |= {"sharding": [[r".*[Cc]onv.*/(kernel|weight|w)", cut]], "mesh": {"tensor": 2}}
     (tmp_path / "mine.json").write_text(json.dumps(config))
@@ -230,7 +230,7 @@ def test_a_config_trains_evaluates_and_exports_it(library, tmp_path):
         ({"module": 3}, r"model.args.module: must be a dotted name.* found 3"),
         ({"module": "vast_nets.Nett"}, "module: vast_nets has no function 'Nett'; did you mean"),
         ({"module": "vast_netz.Net"}, "'vast_netz.Net' cannot be imported: No module named"),
-        ({}, r"model.args: adapters.linen needs 'module'\n  adapters.linen\(module, "),
+        ({}, r"model.args: linen needs 'module'\n  linen\(module, "),
         (
             {"module": "vast_nets.Net", "arguments": {"widht": 4}},
             "arguments: Net: got an unexpected keyword argument 'widht'; it has num_classes, width",
@@ -241,14 +241,14 @@ def test_a_config_trains_evaluates_and_exports_it(library, tmp_path):
 )
 def test_mistakes_are_explained(tmp_path, args, message):
     (tmp_path / "vast_nets.py").write_text((ROOT / "tests/nets_of_others/linen_net.py").read_text())
-    config = CONFIG | {"model": {"name": "adapters.linen", "args": args}}
+    config = CONFIG | {"model": {"name": "linen", "args": args}}
     with pytest.raises(UserError, match=message):
         build(config, "c", folders=look_in(tmp_path))
 
 
 def test_a_config_that_is_not_trusted_imports_no_module():
-    config = CONFIG | {"model": {"name": "adapters.linen", "args": {"module": "vast_nets.Net"}}}
-    with pytest.raises(UserError, match=r"'adapters.linen' would import code.* pass --trust"):
+    config = CONFIG | {"model": {"name": "linen", "args": {"module": "vast_nets.Net"}}}
+    with pytest.raises(UserError, match=r"'vast_nets.Net' would import code.* pass --trust"):
         build(config, "c", trusted=False)
 
 
@@ -275,7 +275,7 @@ def test_a_library_that_is_missing_is_named_with_its_package(
     monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
     (tmp_path / f"vast_no_{module}.py").write_text(f"import {module}\n")
     args = {"module": f"vast_no_{module}.Net"}
-    config = CONFIG | {"model": {"name": "adapters.linen", "args": args}}
+    config = CONFIG | {"model": {"name": "linen", "args": args}}
     with pytest.raises(
         UserError, match=f"cannot be imported: .*{module}.*; pip install {package}$"
     ):

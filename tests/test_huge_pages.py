@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from huge_pages import are_available
+from training.devices.huge_pages import are_available
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = """
 import os, sys
 if __name__ == "__main__":
     print("start", flush=True)
-    from huge_pages import start_again_with_them
+    from training.devices.huge_pages import start_again_with_them
     start_again_with_them()
     tunables = os.environ.get("GLIBC_TUNABLES")
     print(os.getpid(), sys.argv[1:], sys.flags.optimize, sys.flags.dev_mode, tunables, flush=True)

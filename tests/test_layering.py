@@ -11,7 +11,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 OWN = {
-    "adapters",
     "utils",
     "file_io",
     "ranges",
@@ -33,7 +32,6 @@ ALLOWED = {
     "utils": ({"utils"}, False),  # with file_io.py and ranges.py
     "wiring": ({*UTILS, "wiring"}, False),
     "model": ({*UTILS, "model"}, True),
-    "adapters": ({"utils", "model.base"}, True),
     "data_loader": ({*UTILS, "data_loader"}, False),
     "training": (
         {*UTILS, "training", "data_loader.base", "data_loader.loader", "data_loader.nest"}
@@ -97,8 +95,6 @@ def imports(path, top_only=False):
 def files(layer):
     if layer == "utils":
         return [ROOT / f"{name}.py" for name in sorted(UTILS)]
-    if layer == "adapters":
-        return [ROOT / "adapters.py"]
     exported = {path.parent for path in (ROOT / layer).glob("*/verification.json")}
     return [p for p in sorted((ROOT / layer).rglob("*.py")) if not exported & set(p.parents)]
 
@@ -220,7 +216,11 @@ def test_requirements_has_every_package_that_anything_imports():
     required = packages_of("requirements.txt")
     assert all(required.values()), "a version is missing"
     required |= {"zstandard": "", "absl-py": ""}  # JAX uses the first; the second comes with Grain
-    users = {"equinox": "", "dm-haiku": "", "optuna": ""}  # the user's own libraries: adapters.py
+    users = {
+        "equinox": "",
+        "dm-haiku": "",
+        "optuna": "",
+    }  # the user's own libraries: model/adapters.py
     # Used where they are installed; Trackio needs an older Pillow than the one above.
     required |= dict.fromkeys(("mlflow", "mlflow-skinny", "trackio", "pyarrow", "datasets"), "")
     paths = [path for layer in ALLOWED for path in files(layer)]
@@ -249,7 +249,7 @@ def test_training_starts_with_the_packages_of_training_alone():
 
 
 # What users import: tests with the mark `contract` import nothing else of the project.
-USED = ("train", "sweep", "adapters", "utils", "model", "data_loader", "training.options")
+USED = ("train", "sweep", "utils", "model", "data_loader", "training.options")
 USED += ("training.fit", "training.optimizers", "training.transforms", "training.schedules")
 USED += ("training.loss", "training.metrics", "training.preprocess", "training.augment")
 USED += ("training.objective", "training.objectives", "training.watching.callbacks")
@@ -281,7 +281,7 @@ def without_encoding(tree):
 
 def test_text_is_read_and_written_in_a_named_encoding():
     """Without one, Windows uses that of the country."""
-    tops = [ROOT / "train.py", ROOT / "sweep.py", ROOT / "huge_pages.py"]
+    tops = [ROOT / "train.py", ROOT / "sweep.py"]
     for path in [*tops, *(path for layer in ALLOWED for path in files(layer))]:
         lines = list(without_encoding(ast.parse(path.read_text(encoding="utf-8"))))
         assert not lines, f"{path}: lines {lines}"

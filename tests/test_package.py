@@ -491,7 +491,7 @@ def test_a_strangers_folder_puts_no_module_into_the_package(installed, tmp_path,
     monkeypatch.setenv("MARK", str(tmp_path / "mark"))
     run = tmp_path / "run"
     run.mkdir()
-    modules = ["model", "utils", "wiring", "jax", "numpy", "rawtree", "train", "huge_pages", "mlp"]
+    modules = ["model", "utils", "wiring", "jax", "numpy", "rawtree", "train", "mlp"]
     for name in [*modules, "argparse", "importlib", "jax_plugins"]:
         (run / f"{name}.py").write_text(MARK + "def mlp() -> Model: ...\n")
     config = CONFIG | {"data": {"name": "digits", "args": {"train_size": 64, "test_size": 32}}}

@@ -146,7 +146,7 @@ KINDS = {
     )
 }
 
-# {module of a class of another library: the adapter that makes it a model (adapters.py)}
+# {module of a class of another library: the adapter that makes it a model (model/adapters.py)}
 ADAPTERS = {"flax.nnx": "nnx", "flax.linen": "linen", "equinox": "equinox", "haiku": "haiku"}
 
 PLURAL = ("metrics", "callbacks", "trackers")  # kinds whose name is a plural
@@ -188,7 +188,7 @@ def why_not(function, kind):
         return "is a class; " + requirement(kind)
     if kind == "model" and (adapter := adapter_for(function)):
         args = f'{{"module": "{function.__module__}.{function.__qualname__}"}}'
-        fix = f'{{"name": "adapters.{adapter}", "args": {args}}}'
+        fix = f'{{"name": "{adapter}", "args": {args}}}'
         return f"is a class of {adapter}; name it as {fix}: docs/{OTHER}"
     present = {*dir(function), *annotations_of(function), *set_by_init(function)}
     if missing := lacking(kind, present):

@@ -15,8 +15,8 @@ from utils import PACKAGE, UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIES = "user_modules"  # the folder of a run that holds copies of the user's modules
-TOOLKIT = ("adapters", "benchmarks", "data_loader", "file_io", "huge_pages", "inference", "model")
-TOOLKIT += ("ranges", "rawtree", "search", "sweep", "tests", "train", "training", "utils", "wiring")
+TOOLKIT = ("benchmarks", "data_loader", "file_io", "inference", "model", "ranges")
+TOOLKIT += ("rawtree", "search", "sweep", "tests", "train", "training", "utils", "wiring")
 TOOLKIT = ("rawtree",) if PACKAGE else TOOLKIT
 # Files that a run or an export writes. The plain names of its config are Rawtree's, and the names
 # of the user's own parts were resolved to dotted names.

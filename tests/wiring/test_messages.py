@@ -348,7 +348,7 @@ def library(monkeypatch):
             "model",
             "flax.linen.Conv",
             "is a class of linen; name it as {",
-            '"adapters.linen", "args": {',
+            '"linen", "args": {',
         ),
         ("model", "library.Adam", "is a class without init and apply", "a model must be"),
         ("loss", "library.Loss", "is a class", "a loss must be a function (output, target) ->"),

@@ -1,5 +1,5 @@
 """Models of Flax (NNX and Linen), Equinox and Haiku as ours, named in a config as
-{"name": "adapters.nnx", "args": {"module": "my_nets.Net", "arguments": {"width": 64}}}.
+{"name": "nnx", "args": {"module": "my_nets.Net", "arguments": {"width": 64}}}.
 
 `module` is the class, or a function that makes such a module. What has the name of a fact about the
 data (input_shape, num_classes, vocab_size) is filled in. A module learns whether it is training by
