@@ -1,5 +1,5 @@
-"""Models of Flax, Equinox and Haiku through model/adapters.py, against the libraries' own calls. Each
-of tests/nets_of_others/ has a convolution, batch norm and dropout, as a user would write it."""
+"""Models of Flax, Equinox and Haiku through model/adapters.py, against the libraries themselves.
+Each of tests/nets_of_others/ has a convolution, batch norm and dropout, as a user would write it."""
 
 import importlib
 import json
