@@ -1,5 +1,5 @@
 """Models of Flax, Equinox and Haiku through model/adapters.py, against the libraries themselves.
-Each of tests/nets_of_others/ has a convolution, batch norm and dropout, as a user would write it."""
+Each net of tests/nets_of_others/ has a convolution, batch norm and dropout, as users write them."""
 
 import importlib
 import json
