@@ -7,19 +7,14 @@ Compares the losses of the same `fit` with the same global batch. Float64 proves
 computation is the same; float32 shows the effect of rounding.
 """
 
-import argparse
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from benchmarks.results import markdown, record
+from benchmarks.harness import in_process
+from benchmarks.results import arguments, markdown, record
 from training.devices.launcher import free_port
 
-ROOT = Path(__file__).resolve().parents[1]
 STEPS = {"float64": 100, "float32": 20}
 BOUND = {"float64": 1e-9, "float32": 1e-5}
 BATCH = 16
@@ -36,30 +31,22 @@ CASES = ("convnext", "resnet", "vit", "vit, accumulate 2")
 
 def main():
     """Run every case on every layout, and record the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="two steps of each")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.worker:
-        return work(**json.loads(arguments.worker))
-    rows = []
+    args, rows = arguments("equality", __doc__, quick=False), []
     for case in CASES:
         reference, layouts = {}, LAYOUTS + (TENSOR if case != "resnet" else [])
         for layout in layouts:
             results = {
-                precision: losses(case, precision, 2 if arguments.quick else steps, *layout)
+                precision: losses(case, precision, 2 if args.quick else steps, *layout)
                 for precision, steps in STEPS.items()
             }
             reference = reference or results
             cells = [difference_cell(results[p], reference[p], BOUND[p]) for p in STEPS]
             rows.append([case, layout_name(*layout), *cells])
             print(*rows[-1], sep=" | ", flush=True)
-    if not arguments.quick:
+    if not args.quick:
         columns = [f"{precision}, {steps} steps" for precision, steps in STEPS.items()]
         table = markdown(["case", "devices, processes, mesh", *columns], rows)
-        record("Equality", "python -m benchmarks.equality", f"{TEXT}\n\n{table}")
+        record(args, "Equality", TEXT, table)
 
 
 def difference_cell(losses, reference, bound):
@@ -73,45 +60,31 @@ def layout_name(devices, processes, mesh):
     return f"{devices}, {processes}{', ' if mesh else ''}{axes}"
 
 
-def losses(case, precision, steps, devices, processes, mesh, timeout=900):
+def losses(case, precision, steps, devices, processes, mesh):
     """The loss of every step, on which all processes must agree."""
-    run = json.dumps({"case": case, "precision": precision, "steps": steps, "mesh": mesh})
-    environment = os.environ | {
+    variables = {
         "JAX_PLATFORMS": "cpu",
         "JAX_ENABLE_X64": str(int(precision == "float64")),
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices // processes}",
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # most of the time is compilation
     }
     if processes > 1:
-        environment["JAX_COORDINATOR_ADDRESS"] = f"127.0.0.1:{free_port()}"
-        environment["JAX_NUM_PROCESSES"] = str(processes)
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.equality", "--worker", run],
-            cwd=ROOT,
-            env=environment | ({"JAX_PROCESS_ID": str(i)} if processes > 1 else {}),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for i in range(processes)
-    ]
-    try:
-        outputs = [worker.communicate(timeout=timeout) for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    for worker, (_, errors) in zip(workers, outputs, strict=True):
-        if worker.returncode:
-            name = layout_name(devices, processes, mesh)
-            raise SystemExit(f"{case} on {name}: {errors[-2000:]}")
-    results = [json.loads(out.split("LOSSES")[1]) for out, _ in outputs]
+        address = f"127.0.0.1:{free_port()}"
+        variables |= {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(processes)}
+
+    def train(i):
+        own = {"JAX_PROCESS_ID": str(i)} if processes > 1 else {}
+        words = "benchmarks.equality:trained", case, steps, mesh
+        return in_process(*words, variables=variables | own, timeout=900)
+
+    with ThreadPoolExecutor(processes) as pool:
+        results = list(pool.map(train, range(processes)))
     assert all(each == results[0] for each in results), "the losses of the processes differ"
     return np.array(results[0])
 
 
-def work(case, precision, steps, mesh):
-    """Train in this process, which may be one of several, and print the losses."""
+def trained(case, steps, mesh):
+    """The losses of a run in this process, which may be one of several."""
     import logging
 
     from training.devices import joining
@@ -141,7 +114,7 @@ def work(case, precision, steps, mesh):
         callbacks=[step_losses],
     )
     test_losses = [row["test_loss"] for row in run.history]  # with averaged weights
-    print("LOSSES" + json.dumps([*step_losses.losses, *test_losses]))
+    return [*step_losses.losses, *test_losses]
 
 
 class StepLosses:

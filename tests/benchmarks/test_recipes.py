@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.peers.by_optax import optimizer_of
-from benchmarks.recipes import RECIPES, recipe_of
-from benchmarks.workloads import Workload
+from benchmarks import time_to_accuracy
+from benchmarks.harness import ROOT
+from benchmarks.peers.optax import optimizer_of
+from benchmarks.time_to_accuracy import RECIPES, recipe_of
+from benchmarks.workloads import Workload, from_json
 from training.optimizers import adamw, muon
 from training.schedules import warmup_linear
 from training.transforms import scheduled
-from utils import UserError
 
 SHAPES = {
     "depthwise": {"weight": (3, 3, 1, 8)},
@@ -28,7 +29,7 @@ STEPS = 4
 @pytest.mark.torture
 @pytest.mark.parametrize("suffix", RECIPES)
 def test_optax_takes_the_same_steps_as_our_optimizers(suffix):
-    workload = Workload(**recipe_of(RECIPES[suffix])["workload"])._replace(epochs=1, warmup=0.25)
+    workload = recipe_of(RECIPES[suffix])._replace(epochs=1, warmup=0.25)
     rate, decay = workload.lr, workload.weight_decay
     if workload.optimizer == "adamw":
         ours = adamw(rate, weight_decay=decay)
@@ -66,8 +67,28 @@ def random_tree(seed):
 
 
 def test_a_setting_that_the_recipe_cannot_express_is_an_error(tmp_path):
-    config = json.loads(RECIPES[""].read_text())
-    for change in ({"augment": ["random_affine"]}, {"optimizer": {"name": "lion"}}):
+    config = json.loads((ROOT / RECIPES[""]).read_text())
+    changes = [{"augment": ["random_affine"]}, {"training": {"epochs": 3, "ema": 0.9}}]
+    changes += [{"preprocess": ["standardize", config["preprocess"][1]]}]
+    changes += [{"optimizer": {"name": "muon", "args": {"lr": 0.1, "by_adamw": ".*"}}}]
+    for change in changes:
         (tmp_path / "config.json").write_text(json.dumps(config | change))
-        with pytest.raises(UserError, match=f"{next(iter(change))}.*other frameworks"):
+        with pytest.raises(ValueError, match="does not express"):
             recipe_of(tmp_path / "config.json")
+
+
+def test_a_recipe_is_the_same_after_it_was_sent_to_another_process():
+    workload = recipe_of(RECIPES[""])
+    assert (workload.shape, workload.epochs, workload.lr) == ((28, 28, 1), 3, 0.025)
+    received = from_json(json.loads(json.dumps(workload._asdict())))
+    assert received == workload._replace(args=received.args) and isinstance(received, Workload)
+    assert received.args["dims"] == (24, 64)
+
+
+def test_the_seconds_are_those_at_which_a_level_was_first_reached(monkeypatch):
+    clock = iter([1.0, 2.0, 3.0, 4.0])
+    monkeypatch.setattr(time_to_accuracy.time, "perf_counter", lambda: next(clock))
+    lines = ["Epoch 1 [train] accuracy @ 0.9999", "Epoch 1 [test] loss @ 0.1, accuracy @ 0.9600"]
+    lines += [f"Epoch {i} [test] accuracy @ {a}" for i, a in ((2, 0.985), (3, 0.97), (4, 0.99))]
+    reached = time_to_accuracy.reached_by(0.5, time_to_accuracy.logged_accuracies(lines))
+    assert reached == {0.97: 1.5, 0.98: 1.5, 0.99: 3.5}

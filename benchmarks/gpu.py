@@ -21,7 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks import results
-from benchmarks.gpu.page import page
+from benchmarks.results import markdown, short
+from utils import format_bytes
 
 LIMITS = {  # {part: the most seconds that it may take}, what is worth most first
     "device": 40,
@@ -39,49 +40,54 @@ LIMITS = {  # {part: the most seconds that it may take}, what is worth most firs
 LEAST = 15  # seconds that must be left to begin a part
 # Several processes share the memory, each as much as it needs.
 ENVIRONMENT = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "PYTHONUNBUFFERED": "1"}
-COMMAND = "python -m benchmarks.gpu"
+ABOUT = {
+    "device": "The device, the memory that JAX may use of it, and the versions",
+    "airbench": "`configs/cifar10_94.json` from its first to its last step, on generated images",
+    "gpt2": "`configs/gpt2_124m.json` on random tokens, medians of the later half of the steps",
+    "resume": "A resnet that is killed with SIGKILL after a checkpoint and resumed, and the same "
+    "run again, against one that was not killed: the final weights and statistics",
+    "start": "From the start of the process to the first step of a resnet; warm: the programs are "
+    "in the user's cache",
+    "waiting": "A resnet whose data is on the device, or is brought batch by batch: the share of "
+    "the time that the run waits for data",
+    "tests": "The tests with the mark `gpu`",
+    "speed": "Training on random data: medians of turns that alternate; MFU counts useful products "
+    "of our forward pass three times, for all frameworks alike; first epoch: seconds from the "
+    "start of the process, while the others started too",
+}
 
 
 def main():
     args = arguments()
-    end = time.monotonic() + args.seconds
-    done = {}
+    end, done = time.monotonic() + args.seconds, {}
     for part in args.only:
         left = end - time.monotonic()
         print(f"{part} ...", file=sys.stderr, flush=True)
         if left < LEAST:
             done[part] = {"rows": [], "seconds": 0, "problem": "no time was left"}
         else:
-            limit = left if args.tiny else min(LIMITS[part], left)
-            done[part] = run(part, limit, args.tiny)
-        write(done, args)
+            done[part] = run(part, left if args.tiny else min(LIMITS[part], left), args.tiny)
+        write(done, args.out)
     print(section(done))
     return int(any(part["problem"] for part in done.values()))
 
 
 def arguments():
-    def parts(text):
-        if unknown := [part for part in text.split(",") if part not in LIMITS]:
-            raise argparse.ArgumentTypeError(f"no part {unknown[0]!r}; {', '.join(LIMITS)}")
-        return text.split(",")
-
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", type=parts, default=list(LIMITS))
+    parser.add_argument("--only", type=results.some_of(list(LIMITS)), default=list(LIMITS))
     parser.add_argument("--seconds", type=float, default=470)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--tiny", action="store_true")
     args = parser.parse_args()
-    if args.only != list(LIMITS) and not args.out:
-        parser.error("--only would replace the results of all parts; name a folder with --out")
-    if args.tiny and not args.out:
-        parser.error("--tiny measures nothing that is worth keeping; name a folder with --out")
+    if (args.only != list(LIMITS) or args.tiny) and not args.out:
+        parser.error("--only or --tiny would replace the results of all parts; add --out FOLDER")
     return args
 
 
 def run(part, limit, tiny):
     """{"rows": what the part has printed, "seconds", "problem": why it did not end well, or None},
     of a process that is killed with its children after `limit` seconds."""
-    command = [sys.executable, "-m", "benchmarks.gpu.parts", part, "tiny" if tiny else "large"]
+    command = [sys.executable, "-m", "benchmarks.gpu_parts", part, "tiny" if tiny else "large"]
     start = time.monotonic()
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         streams = {"stdout": out, "stderr": err, "stdin": subprocess.DEVNULL}
@@ -95,7 +101,7 @@ def run(part, limit, tiny):
             with suppress(ProcessLookupError):  # also what a crash has left running
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        rows, last = rows_of(out), lines_of(err)[-1:]
+        rows, last = rows_in(out), lines_of(err)[-1:]
         if code:
             problem = f"exit code {code}: {last[0][:300] if last else 'it printed nothing'}"
     return {"rows": rows, "seconds": round(time.monotonic() - start, 1), "problem": problem}
@@ -106,7 +112,7 @@ def lines_of(file):
     return [line.strip() for line in file.read().splitlines() if line.strip()]
 
 
-def rows_of(file):
+def rows_in(file):
     """The rows that a part has printed, each a line of JSON; a kill may have cut the last one."""
     rows = []
     for line in lines_of(file):
@@ -115,24 +121,62 @@ def rows_of(file):
     return [row for row in rows if isinstance(row, dict)]
 
 
-def section(done):
-    return results.section_of(title_of(done), COMMAND, page(done))
-
-
 def title_of(done):
     rows = done.get("device", {}).get("rows")
     return f"GPU: {rows[0]['device'] if rows else 'unknown device'}"
 
 
-def write(done, args):
+def section(done):
+    return results.section_of("python -m benchmarks.gpu", title_of(done), page(done))
+
+
+def write(done, folder):
     """The results so far."""
-    folder = args.out or Path(results.RESULTS).parent
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "gpu.json").write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
-    if args.out:
-        (folder / "gpu.md").write_text(section(done), encoding="utf-8")
+    where = folder or results.RESULTS.parent
+    where.mkdir(parents=True, exist_ok=True)
+    (where / "gpu.json").write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
+    if folder:
+        (where / "gpu.md").write_text(section(done), encoding="utf-8")
     else:
-        results.write(title_of(done), section(done))
+        results.write(results.RESULTS, title_of(done), section(done))
+
+
+def page(done):
+    """All parts, in the order in which they ran; those of `speed` are one table."""
+    tables, blocks = {}, []
+    for part, result in done.items():
+        tables.setdefault(part.split()[0], []).extend(result["rows"])
+    for name, rows in tables.items():
+        if name == "speed":  # the last row of each form counts
+            rows = list(
+                {(row["model"], row["precision"], row["peer"]): row for row in rows}.values()
+            )
+        failed = [row["failed"] for row in rows if name == "tests" and len(row) == 1]
+        if rows:
+            blocks += [f"{ABOUT[name]}.", table(rows[-1:] if name == "tests" else rows)]
+        if failed:
+            blocks.append("Failed: " + ", ".join(failed))
+    problems = [f"- {part}: {each['problem']}" for part, each in done.items() if each["problem"]]
+    if problems:
+        blocks.append("Not everything ran:\n\n" + "\n".join(problems))
+    return "\n\n".join(blocks)
+
+
+def table(rows):
+    """One column for each key of the rows."""
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    cells = [[cell(key, row.get(key)) for key in keys] for row in rows]
+    return markdown([key.replace("_", " ") for key in keys], cells)
+
+
+def cell(key, value):
+    if value is None:
+        return "-"
+    if key == "memory":
+        return format_bytes(value)
+    if key in ("mfu", "waiting"):
+        return f"{value:.1%}"
+    return short(value) if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The parts of benchmarks.gpu: each prints its rows, one JSON object per line, as soon as it has
 them.
 
-python -m benchmarks.gpu.parts PART large|tiny
+python -m benchmarks.gpu_parts PART large|tiny
 """
 
 import json
@@ -13,14 +13,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import PackageNotFoundError, version
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.gpu.speed import speed
+from benchmarks.harness import ROOT, WorkerError
+from benchmarks.results import versions
+from benchmarks.training import Runner
+from benchmarks.workloads import gpu_workload
 
-PACKAGES = ("jax", "jaxlib", "flax", "torch", "numpy")
 # XLA chooses between algorithms by measuring them, and some of them add in any order.
 DETERMINISTIC = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
 MARK = "pytest.mark.gpu"
@@ -28,6 +31,11 @@ SHORT = ["report=false", "progress_bar=false", "every_steps=1"]
 # Without the options of pyproject.toml, so that each test has a line.
 SUITE = ["-o", "addopts=", "-v", "-m", "gpu and not torture", "-p", "no:cacheprovider"]
 SUITE += ["--continue-on-collection-errors"]  # of tests whose references are not installed
+ROUNDS = 3  # of `speed`
+# Seconds without a response, of which PyTorch's compiler may take most.
+TIMEOUTS = {"large": 60, "tiny": 300}
+PRECISIONS = ("bfloat16", "float32")
+PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": ROOT}
 
 
 def emit(**row):
@@ -35,24 +43,15 @@ def emit(**row):
 
 
 def device(tiny):
-    """The device, the memory that JAX may use of it, and the versions."""
     import jax
 
-    first, versions = jax.devices()[0], {}
-    for package in PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = None
-    limit = (first.memory_stats() or {}).get("bytes_limit")
+    first = jax.devices()[0]
     emit(
         device=first.device_kind,
-        platform=first.platform,
         count=jax.device_count(),
-        memory=limit,
+        memory=(first.memory_stats() or {}).get("bytes_limit"),
         cores=os.cpu_count(),
-        python=sys.version.split()[0],
-        versions=versions,
+        versions=versions("jax", "jaxlib", "flax", "torch", "numpy"),
     )
 
 
@@ -64,13 +63,12 @@ class Run:
         self.saved = Path(folder) / "saved"
         self.command = [sys.executable, "train.py", "-c", str(config), *quiet, *overrides]
         self.command += [f"checkpoint.dir={self.saved}"]
-        cache = {"XDG_CACHE_HOME": str(cache or Path(folder) / "cache")}
-        flags = " ".join(filter(None, [os.environ.get("XLA_FLAGS"), flags]))
-        self.environment = os.environ | cache | ({"XLA_FLAGS": flags} if flags else {})
+        self.environment = os.environ | {"XDG_CACHE_HOME": str(cache or Path(folder) / "cache")}
+        if flags:
+            self.environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
 
     def start(self, *more):
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        return subprocess.Popen([*self.command, *more], env=self.environment, **pipes)
+        return subprocess.Popen([*self.command, *more], env=self.environment, **PIPES)
 
     def finish(self, *more):
         """The seconds until it ended well."""
@@ -82,10 +80,11 @@ class Run:
             raise RuntimeError(f"train.py ended with {process.returncode}: {out.strip()[-400:]}")
         return time.perf_counter() - start
 
-    def rows(self):
-        """The rows of metrics.jsonl."""
+    def rows(self, key):
+        """The rows of metrics.jsonl with this key."""
         [file] = self.saved.glob("*/*/metrics.jsonl")
-        return [json.loads(line) for line in file.read_text().splitlines()]
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        return [row for row in rows if key in row]
 
     def weights(self):
         """{name: array} of its last checkpoint."""
@@ -96,8 +95,15 @@ class Run:
         return {name: array for name, array in leaves if name.startswith(("params/", "state/"))}
 
 
+def medians(rows, *names):
+    return {
+        name: statistics.median(row[name] for row in rows)
+        for name in names
+        if all(row.get(name) is not None for row in rows)
+    }
+
+
 def airbench(tiny):
-    """configs/cifar10_94.json from the first to the last of its steps, on generated images."""
     with tempfile.TemporaryDirectory() as folder:
         made_cifar10(Path(folder))
         few = ["training.limit_batches=2", "training.max_steps=4", "loader.batch_size=16"]
@@ -105,18 +111,12 @@ def airbench(tiny):
         # The log of every step would be a part of the time.
         overrides = [f"data.args.dir={folder}", "logging.every_steps=0", *(few if tiny else [])]
         run = Run(folder, "configs/cifar10_94.json", *overrides)
-        seconds = run.finish()
-        epochs = [row for row in run.rows() if "examples_per_second" in row and "seconds" in row]
-        later = epochs[1:]
-        emit(
-            epochs=len(epochs),
-            seconds_per_epoch=statistics.median(row["seconds"] for row in later),
-            seconds_of_all_epochs=sum(row["seconds"] for row in epochs),
-            images_per_second=statistics.median(row["examples_per_second"] for row in later),
-            mfu=later[-1].get("mfu"),
-            waiting=max(row["waiting"] for row in later),
-            process_seconds=seconds,
-        )
+        process_seconds = run.finish()
+        epochs = [row for row in run.rows("examples_per_second") if "seconds" in row]
+        of_all = sum(row["seconds"] for row in epochs)
+        names = ("seconds", "examples_per_second", "mfu", "waiting")
+        later = medians(epochs[1:], *names)
+        emit(epochs=len(epochs), seconds_of_all=of_all, process_seconds=process_seconds, **later)
 
 
 def made_cifar10(folder):
@@ -130,8 +130,7 @@ def made_cifar10(folder):
 
 
 def gpt2(tiny):
-    """configs/gpt2_124m.json, some steps on random tokens; in smaller pieces of a batch where the
-    memory of the device is small."""
+    """In smaller pieces of a batch where the memory of the device is small."""
     for accumulate in (2,) if tiny else (16, 64):
         try:
             return gpt2_in_pieces(tiny, accumulate)
@@ -154,15 +153,10 @@ def gpt2_in_pieces(tiny, accumulate):
             overrides += ["model.args.dim=8", f"data.args.length={length}"]
             overrides += [f"loader.batch_size={batch}", "loader.eval_batch_size=8"]
         run = Run(folder, "configs/gpt2_124m.json", *overrides)
-        seconds = run.finish()
-        rows = [row for row in run.rows() if "tokens_per_second" in row]
-        later = rows[len(rows) // 2 :]
-        medians = {
-            name: statistics.median(row[name] for row in later)
-            for name in ("tokens_per_second", "mfu", "waiting")
-            if all(name in row for row in later)
-        }
-        emit(steps=steps, accumulate=accumulate, process_seconds=seconds, **medians)
+        process_seconds = run.finish()
+        rows = run.rows("tokens_per_second")
+        later = medians(rows[len(rows) // 2 :], "tokens_per_second", "mfu", "waiting")
+        emit(steps=steps, accumulate=accumulate, process_seconds=process_seconds, **later)
 
 
 def made_tokens(folder, count):
@@ -205,17 +199,20 @@ def resume(tiny):
             checkpoints = {"every_epochs": 0, "every_steps": 5 if tiny else 20}
             training = {"epochs": 30 if tiny else 8}  # long enough to be killed in the middle
             config = made_config(Path(folder), tiny, checkpoint=checkpoints, training=training)
-            runs = {
-                each: Run(Path(folder) / each, config, flags=flags, cache=Path(folder) / "cache")
+            whole, again, killed = (
+                Run(f"{folder}/{each}", config, flags=flags, cache=f"{folder}/cache")
                 for each in ("whole", "again", "killed")
+            )
+            whole.finish()
+            step = killed_after_checkpoint(killed)
+            killed.finish("--resume", "auto")
+            again.finish()
+            expected = whole.weights()
+            equal = {
+                "resumed": same(expected, killed.weights()),
+                "again": same(expected, again.weights()),
             }
-            runs["whole"].finish()
-            killed = killed_after_checkpoint(runs["killed"])
-            runs["killed"].finish("--resume", "auto")
-            runs["again"].finish()
-            whole = runs["whole"].weights()
-            equal = {each: same(whole, runs[each].weights()) for each in ("killed", "again")}
-            emit(flags=name, killed_at_step=killed, resumed=equal["killed"], again=equal["again"])
+            emit(flags=name, killed_at_step=step, **equal)
 
 
 def same(a, b):
@@ -246,13 +243,12 @@ def killed_after_checkpoint(run):
 
 
 def start(tiny):
-    """The seconds from the start of a process to its first step, with and without the programs
-    that an earlier one compiled."""
+    """With and without the programs that an earlier process compiled."""
     with tempfile.TemporaryDirectory() as folder:
         config = made_config(Path(folder), tiny)
         for name in ("cold", "warm"):
             began = time.perf_counter()
-            process = Run(Path(folder) / name, config, cache=Path(folder) / "cache").start()
+            process = Run(f"{folder}/{name}", config, cache=f"{folder}/cache").start()
             first = next((line for line in process.stdout if "Epoch 1 [1/" in line), None)
             seconds = time.perf_counter() - began
             process.kill()
@@ -263,25 +259,23 @@ def start(tiny):
 
 
 def waiting(tiny):
-    """The share of the time in which a run waits for data: on the device, and streamed."""
     for name, budget in (("on the device", 2048), ("streamed", 0)):
         with tempfile.TemporaryDirectory() as folder:
             config = made_config(Path(folder), tiny, training={"epochs": 3})
             overrides = [f"loader.device_budget_mb={budget}", "logging.every_steps=0"]
             run = Run(folder, config, *overrides)
             run.finish()
-            row = [row for row in run.rows() if "waiting" in row and "seconds" in row][-1]
+            row = [row for row in run.rows("waiting") if "seconds" in row][-1]
             emit(data=name, waiting=row["waiting"], images_per_second=row["examples_per_second"])
 
 
 def tests(tiny):
-    """The tests that are marked `gpu`; products in full float32, as their references'."""
+    """Products in full float32, as their references'."""
     environment = os.environ | {"JAX_DEFAULT_MATMUL_PRECISION": "float32"}
     files = [str(path) for path in Path("tests").rglob("test_*.py") if MARK in path.read_text()]
     few = ["-k", "test_a_restored_snapshot or test_equals_pytorch"] if tiny else []
     command = [sys.executable, "-m", "pytest", *SUITE, *few, *sorted(files)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process = subprocess.Popen(command, env=environment, **pipes)
+    process = subprocess.Popen(command, env=environment, **PIPES)
     counts, last = {"passed": 0, "failed": 0, "skipped": 0}, ""
     for line in process.stdout:
         last = line.strip() or last
@@ -297,12 +291,94 @@ def tests(tiny):
         raise RuntimeError(f"{counts['failed']} tests failed")
 
 
+# Speed: one model in both precisions, ours beside Flax NNX and PyTorch.
+
+
+def speed(model, size):
+    """Rows for each framework, form and precision; the last one of each counts.
+
+    The processes are started together, as many at once as there are cores, since starting and
+    compiling take most of the time and need the CPU; then they take turns, one after the other."""
+    forms = [(precision, *form) for precision in PRECISIONS for form in peers_of(model, size)]
+
+    def started(form):
+        """A Runner, or why there is none."""
+        precision, peer, variant = form
+        workload = gpu_workload(size, model, precision)
+        try:
+            return Runner(peer, variant, workload, timeout=TIMEOUTS[size])
+        except WorkerError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(min(len(forms), os.cpu_count())) as pool:
+        runners = dict(zip(forms, pool.map(started, forms), strict=True))
+    costs = {each: cost_of_unit(gpu_workload(size, model, each)) for each in PRECISIONS}
+    rates = {form: [] for form in forms}
+    for _ in range(1 if size == "tiny" else ROUNDS):
+        for form, runner in runners.items():
+            if isinstance(runner, Runner):
+                try:
+                    rates[form].append(runner.take_turn())
+                except WorkerError as error:
+                    runners[form] = str(error)
+            # After every turn: if this part has to be ended, what was measured counts.
+            emit(**row_of(model, form, runners[form], rates[form], costs[form[0]]))
+
+
+def peers_of(model, size):
+    """[(peer, variant)] of what is installed; the fastest layout of PyTorch where there are
+    convolutions."""
+    layout = "channels_last" if model in ("resnet", "convnext") else ""
+    found = [("ours", "")]
+    if find_spec("flax") and find_spec("optax"):
+        found.append(("flax", ""))
+    if find_spec("torch"):
+        found.append(("torch", layout or "eager"))
+        # Its compiler needs a compiler of C++ and a minute.
+        found += [("torch", f"compile {layout}".strip())] if size == "large" else []
+    return found
+
+
+def row_of(model, form, runner, rates, cost):
+    """The measurements of a form so far; a later row of the same form replaces it."""
+    precision, peer, variant = form
+    row = {"model": model, "precision": precision, "peer": f"{peer} {variant}".strip()}
+    if rates:
+        rate = statistics.median(rates)
+        useful = cost["flops"] * rate
+        row |= {"rate": rate, "unit": cost["unit"], "turns": len(rates), "tflops": useful / 1e12}
+        row["mfu"] = cost["peak"] and useful / cost["peak"]
+    if isinstance(runner, str):
+        return row | {"problem": runner}
+    memory = runner.worker.call("device_memory")
+    return row | {"first_epoch": runner.first_epoch, "memory": memory}
+
+
+def cost_of_unit(workload):
+    """{"flops": the useful operations of an image or a token, three times those of our forward
+    pass, "unit", "peak": the FLOP/s of the first device, None if unknown}."""
+    import jax
+
+    from benchmarks.peers.ours import model_of
+    from training.devices.utilisation import flops_of, peak_of
+
+    model = model_of(workload)
+    batch = jax.ShapeDtypeStruct((1, *workload.shape), "int32" if workload.is_text else "float32")
+
+    def forward(params, state, x, key, train):
+        return model.apply(params, state, x)
+
+    flops = flops_of(forward, *jax.eval_shape(model.init, jax.random.key(0)), batch)
+    peak = peak_of(jax.devices()[:1], workload.precision)
+    return {"flops": 3 * flops / workload.units, "unit": workload.unit, "peak": peak}
+
+
 PARTS = {f.__name__: f for f in (device, airbench, gpt2, resume, start, waiting, tests)}
 
 
 def main(part, size):
     if part.startswith("speed "):
-        speed(part.split()[1], size, emit)
+        speed(part.split()[1], size)
     else:
         PARTS[part](size == "tiny")
 
