@@ -27,13 +27,18 @@ class Layer(NamedTuple):
     loops: int = 5  # calls in one compiled loop; 1 with a dense convolution, which is slow in one
 
 
+def geometry_of(shape, kernel, stride, dilation):
+    """(strides, padding, dilations) of a convolution with SAME padding."""
+    kernel, stride, dilation = (kernel,) * 2, (stride,) * 2, (dilation,) * 2
+    return stride, conv.resolve_padding("SAME", shape[1:3], kernel, stride, dilation), dilation
+
+
 # One function for each kind of layer, of its shapes.
 
 
 def depthwise(shape, kernel, stride=1, dilation=1, all_forms=False):
     """Without `all_forms`, those that would take too long are left out."""
-    pads = conv.resolve_padding("SAME", shape[1:3], (kernel,) * 2, (stride,) * 2, (dilation,) * 2)
-    geometry = (stride,) * 2, pads, (dilation,) * 2
+    geometry = geometry_of(shape, kernel, stride, dilation)
     functions = {
         "XLA": lambda x, w: conv.plain(x, w, *geometry),
         "shifted": lambda x, w: conv_forms.shifted(x, w, *geometry),
@@ -53,8 +58,11 @@ def depthwise(shape, kernel, stride=1, dilation=1, all_forms=False):
 
 def grouped(shape, out, kernel, groups, stride=1, dilation=1):
     inner = shape[-1] // groups
-    pads = conv.resolve_padding("SAME", shape[1:3], (kernel,) * 2, (stride,) * 2, (dilation,) * 2)
-    whole = partial(conv.plain, stride=(stride,) * 2, pads=pads, dilation=(dilation,) * 2)
+    geometry = geometry_of(shape, kernel, stride, dilation)
+
+    def whole(x, weight):
+        return conv.plain(x, weight, *geometry)
+
     chosen = forms.joined_groups(groups, inner, out // groups)
     wide = [n for n in range(1, groups + 1) if groups % n == 0 and 8 <= n * inner <= 256]
     is_slow = np.prod(shape) * out // groups * 9 > SLOW
@@ -77,8 +85,11 @@ def patches(shape, out, kernel):
 
 
 def dense(shape, out, kernel, stride=1, dilation=1):
-    pads = conv.resolve_padding("SAME", shape[1:3], (kernel,) * 2, (stride,) * 2, (dilation,) * 2)
-    plain = partial(conv.plain, stride=(stride,) * 2, pads=pads, dilation=(dilation,) * 2)
+    geometry = geometry_of(shape, kernel, stride, dilation)
+
+    def plain(x, weight):
+        return conv.plain(x, weight, *geometry)
+
     title = f"{named(shape)} -> {out}, kernel {kernel}{in_words(stride, dilation)}"
     shapes = [shape, (kernel, kernel, shape[-1], out)]
     functions = {XLAS_CHOICE: plain, "Eigen": plain}
@@ -248,7 +259,7 @@ def image(rng, channels=(4, 256), largest=96):
             return shape
 
 
-def geometry(rng):
+def draw_geometry(rng):
     """(stride, dilation)"""
     stride = one_of(rng, 1, 1, 2)
     return stride, 2 if stride == 1 and rng.random() < 0.15 else 1
@@ -256,7 +267,7 @@ def geometry(rng):
 
 def draw_depthwise(rng):
     shape, kernel = image(rng), one_of(rng, 2, 3, 3, 3, 4, 5, 5, 6, 7, 7, 8, 9)
-    return depthwise(shape, kernel, *geometry(rng))
+    return depthwise(shape, kernel, *draw_geometry(rng))
 
 
 def draw_grouped(rng):
@@ -265,7 +276,7 @@ def draw_grouped(rng):
         shape = *image(rng, (1, 1), 48)[:3], groups * inner
         out = groups * size(rng, 2, 64)
         if np.prod(shape) <= NUMBERS and np.prod(shape) * out // groups * 9 <= 2**28:
-            return grouped(shape, out, one_of(rng, 1, 3, 3, 5), groups, *geometry(rng))
+            return grouped(shape, out, one_of(rng, 1, 3, 3, 5), groups, *draw_geometry(rng))
 
 
 def draw_patches(rng):
@@ -280,7 +291,7 @@ def draw_dense(rng, make, strides=None):
         out = size(rng, 8, 128)
         if np.prod(shape) * out * kernel**2 <= 2**30:
             return make(
-                shape, out, kernel, *([one_of(rng, *strides)] if strides else geometry(rng))
+                shape, out, kernel, *([one_of(rng, *strides)] if strides else draw_geometry(rng))
             )
 
 

@@ -33,8 +33,9 @@ class File:
 
     def microseconds(self, batch):
         """The median of the many calls of one turn."""
-        call = self.calls.setdefault(batch, None) or self.runtime_call(batch)
-        self.calls[batch] = call
+        if batch not in self.calls:
+            self.calls[batch] = self.runtime_call(batch)
+        call = self.calls[batch]
         times, end = [], time.perf_counter() + TURN
         while (start := time.perf_counter()) < end:
             call()
