@@ -156,22 +156,23 @@ def logged_accuracies(lines):
 
 def theirs(name, peer, variant, recipe, data, seed):
     """{name: {level: seconds}} of another framework."""
-    words = "benchmarks.training:Training", peer, variant, recipe._asdict(), data
-    worker = Worker(*words, huge_pages=True, timeout=LIMIT)
+    start, words = time.perf_counter(), (peer, variant, recipe._asdict(), data)
 
     def accuracies():
-        for epoch in range(recipe.epochs):
-            worker.timeout = max(1, LIMIT - (time.perf_counter() - worker.started))
-            try:
+        worker = None
+        try:
+            worker = Worker("benchmarks.training:Training", *words, huge_pages=True, timeout=LIMIT)
+            for epoch in range(recipe.epochs):
+                worker.timeout = max(1, start + LIMIT - time.perf_counter())
                 yield worker.call("accuracy_after_epoch", seed * recipe.epochs + epoch)
-            except WorkerError:
-                if time.perf_counter() - worker.started < LIMIT:
-                    raise
-                return
+        except WorkerError:
+            if time.perf_counter() - start < LIMIT:
+                raise
+        finally:
+            if worker:
+                worker.kill()
 
-    reached = reached_by(worker.started, accuracies())
-    worker.kill()
-    return {name: reached}
+    return {name: reached_by(start, accuracies())}
 
 
 def seconds_table(results, missing):
