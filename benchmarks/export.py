@@ -145,12 +145,12 @@ def make_files(folder, kind):
     return files, errors
 
 
-reference = cache(example_and_output)
+sample_output = cache(example_and_output)
 
 
 def file_error(file):
     """How a file's output differs from the sample's; None if it does not."""
-    x, expected = reference()
+    x, expected = sample_output()
     try:
         model = open_model(file)
         ((name, (shape, _)),) = model.inputs.items()

@@ -39,7 +39,7 @@ HALVES = {"a": (0,), "b": (1,), None: (0, 1)}
 
 
 def main():
-    options = {"count": 200, "seed": 0, "only": None, "half": None}
+    options = {"count": 200, "seed": 0, "only": (*DRAWS,), "half": ("a", "b")}
     args = arguments(
         "forms", __doc__, rounds=7, sweep=False, file="saved/forms_sweep.jsonl", **options
     )

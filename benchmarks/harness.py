@@ -6,7 +6,6 @@ python -m benchmarks.harness MODULE:FUNCTION ARGUMENTS     what a Worker starts
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -78,7 +77,6 @@ class Worker:
             bufsize=1,
             cwd=ROOT,
             env=environment(huge_pages) | dict(variables),
-            start_new_session=True,  # so that its own processes, as of a compiler, end with it
         )
         self.made = self.response()
 
@@ -88,7 +86,7 @@ class Worker:
         return self.response()
 
     def response(self):
-        alarm = threading.Timer(self.timeout, self.kill)
+        alarm = threading.Timer(self.timeout, self.process.kill)
         alarm.start()
         line = self.process.stdout.readline()
         alarm.cancel()
@@ -99,10 +97,6 @@ class Worker:
             self.process.wait()
             raise WorkerError(response["error"])
         return response["value"]
-
-    def kill(self):
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
 
     def close(self):
         with suppress(BrokenPipeError):

@@ -11,7 +11,6 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from benchmarks.harness import seconds, take_turns
 from benchmarks.pausing import PausedRun
@@ -76,25 +75,25 @@ def by_hand(arrays, at_once):
         logits, _ = model.apply(params, {}, x, train=True)
         return jax.vmap(cross_entropy)(logits, y).mean(), (logits.argmax(-1) == y).mean()
 
-    def step(carry, rows):
+    def step(arrays, carry, rows):
         params, opt = carry
         x, y = (array[rows] for array in arrays)
         measured, grads = jax.value_and_grad(loss_fn, has_aux=True)(params, x, y)
         updates, opt = optimizer.update(grads, opt, params)
         return (jax.tree.map(jnp.add, params, updates), opt), measured
 
-    one = partial(jax.jit, donate_argnums=0)(step)
-    all_of_them = partial(jax.jit, donate_argnums=0)(partial(jax.lax.scan, step))
+    @partial(jax.jit, donate_argnums=0)
+    def steps(carry, arrays, order):
+        return jax.lax.scan(partial(step, arrays), carry, order)
+
     params, _ = model.init(jax.random.key(0))
     carry = [(params, optimizer.init(params))]
 
     def epoch():
-        order, _ = epoch_order(len(arrays[0]), WORKLOAD.batch_size, seed=0, epoch=1, shuffle=True)
-        if at_once:
-            carry[0], measured = all_of_them(carry[0], order)
-        else:
-            for rows in np.asarray(order):
-                carry[0], measured = one(carry[0], rows)
+        size = WORKLOAD.batch_size
+        order, _ = epoch_order(len(arrays[0]), size, seed=0, epoch=1, shuffle=True)
+        for rows in [order] if at_once else order[:, None]:
+            carry[0], measured = steps(carry[0], arrays, rows)
         jax.block_until_ready(measured)
 
     return epoch

@@ -17,13 +17,16 @@ UNSHOWN = ("data", "out", "rounds", "file", "dir", "checkpoint")
 
 
 def arguments(program, description, **defaults):
-    """The options of a benchmark: one for each default, and `--out` for the file of its section."""
+    """The options of a benchmark: one for each default, and `--out` for the file of its section.
+    The default of a list is all of it; a tuple has the choices of an option that is None."""
     parser = argparse.ArgumentParser(f"python -m benchmarks.{program}", description=description)
     for name, default in defaults.items():
         if isinstance(default, bool):
             parser.add_argument(f"--{name}", action="store_true")
         elif isinstance(default, list):
             parser.add_argument(f"--{name}", type=some_of(default), default=default)
+        elif isinstance(default, tuple):
+            parser.add_argument(f"--{name}", choices=default)
         else:
             parser.add_argument(f"--{name}", type=type(default or ""), default=default)
     parser.add_argument("--out", type=Path, default=RESULTS, help="instead of RESULTS.md")

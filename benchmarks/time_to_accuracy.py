@@ -170,7 +170,7 @@ def theirs(name, peer, variant, recipe, data, seed):
                 raise
         finally:
             if worker:
-                worker.kill()
+                worker.process.kill()
 
     return {name: reached_by(start, accuracies())}
 

@@ -34,10 +34,10 @@ def test_an_error_in_a_worker_is_raised_with_its_message():
         worker.call("pop")
 
 
-def test_a_worker_that_hangs_is_killed_with_its_own_processes():
+def test_a_worker_that_hangs_is_killed():
     start = time.perf_counter()
     with pytest.raises(WorkerError, match="exit code -9"):
-        Worker("subprocess:run", ["sleep", "300"], timeout=1)
+        Worker("time:sleep", 300, timeout=1)
     assert time.perf_counter() - start < 60
 
 
