@@ -432,14 +432,3 @@ def regex(**arguments):
             re.compile(value)
         except re.error as error:
             raise ValueError(f"{name}: {value!r} is not a regular expression: {error}") from error
-
-
-def check_minimums(**arguments):
-    """Raise one ValueError for all arguments below their minimum; name=(value or None, minimum)."""
-    errors = [
-        f"{name}: must be at least {minimum}, got {value}"
-        for name, (value, minimum) in arguments.items()
-        if value is not None and value < minimum
-    ]
-    if errors:
-        raise ValueError("\n".join(errors))

@@ -1,6 +1,7 @@
 """Build the parts of a run from a config; all problems are collected and raised at once."""
 
 import re
+from dataclasses import replace
 from functools import partial
 from inspect import Parameter
 from types import SimpleNamespace
@@ -82,25 +83,23 @@ def attempted(config, source, trusted=True, folders=(), given=(), recorded=()):
     says."""
     if problems := [f"{path}: {why}" for path, why in unusable(config)]:
         return None, problems
-    problems, written, recorded = [], tree_of(config, Scope(trusted, folders)), dict(recorded)
+    problems, recorded = [], dict(recorded)
+    written = tree_of(config, Scope(trusted, folders))
     numbers = vary.numbers(written, config, problems)
     whole = tree.replaced(written, {path: values[0] for path, values in numbers.items()})
-    nodes, facts = whole.args, dict(given) | recorded
-    problems += [node for key, node in nodes.items() if key not in whole.accepted]
+    problems += [node for key, node in whole.args.items() if key not in whole.accepted]
 
-    def made(*keys):
-        return {key: built(nodes[key], facts, problems) for key in keys}
-
-    parts = SimpleNamespace(source=source, **made(*SETTINGS, *SECTIONS, "data"))
+    facts = dict(given) | recorded
+    parts = SimpleNamespace(**made(whole, (*SETTINGS, *SECTIONS, "data"), facts, problems))
     facts |= columns_of(parts.data) | recorded
-    vars(parts).update(made("preprocess", "callbacks"))
-    parts.unfitted, parts.example = unfitted(parts.preprocess or []), None
+    vars(parts).update(made(whole, ("preprocess", "callbacks"), facts, problems))
+    parts.unfitted, parts.example = unfitted(parts.preprocess or ()), None
     check_sections(parts, problems)
     if parts.data and parts.loader:
         facts |= facts_of(parts, problems) | recorded
     vars(parts).update(compiled(whole, facts, problems))
-    check_optimizer(parts.optimizer, problems)
-    parts.own_files = partial(own_files, folders)
+
+    parts.source, parts.own_files = source, partial(own_files, folders)
     parts.facts, parts.vary = facts, numbers
     parts.rebuild = partial(rebuilt, written, facts)
     parts.config = tree.to_json(written.args, written.given, facts)
@@ -110,34 +109,41 @@ def attempted(config, source, trusted=True, folders=(), given=(), recorded=()):
     return parts, tree.worth_reporting(problems)
 
 
+def made(whole, keys, facts, problems):
+    """{key: what its value in the tree of a config is}"""
+    return {key: built(whole.args[key], facts, problems) for key in keys}
+
+
 def compiled(whole, facts, problems):
     """{key: part} of all that the compiled programs consist of, with the learning rates."""
+    from training.transforms import NO_STEP, kind_of
     from wiring.rates import rates, with_schedule
 
-    nodes = dict(whole.args)
-    made = {key: built(nodes[key], facts, problems) for key in ("augment", "metrics", "schedule")}
-    made["metrics"] = labelled(nodes["metrics"], made["metrics"], problems)
-    schedule = made["schedule"]
-    for key in ("update", "optimizer") if schedule else ():
-        if tree.is_whole(nodes[key]):
-            nodes[key] = with_schedule(nodes[key], schedule)
+    parts = made(whole, ("augment", "metrics", "schedule"), facts, problems)
+    parts["metrics"] = labelled(whole.args["metrics"], parts["metrics"], problems)
+    if schedule := parts["schedule"]:
+        stepping = {key: whole.args[key] for key in ("update", "optimizer")}
+        scheduled = {k: with_schedule(v, schedule) for k, v in stepping.items() if tree.is_whole(v)}
+        whole = replace(whole, args=whole.args | scheduled)
     others = ("model", "loss", "objective", "update", "optimizer")
-    made |= {key: built(nodes[key], facts, problems) for key in others}
-    made["rates"], made["optimizer_rates"] = {}, []
+    parts |= made(whole, others, facts, problems)
+    if kind_of(parts["optimizer"]) == "gradients":
+        problems.append(Bad("optimizer", NO_STEP))
+    parts["rates"], parts["optimizer_rates"] = {}, []
     if not problems:
-        of = rates(nodes["update"], nodes["optimizer"], facts)
-        made["rates"], made["optimizer_rates"] = of
-    return made
+        of = rates(whole.args["update"], whole.args["optimizer"], facts)
+        parts["rates"], parts["optimizer_rates"] = of
+    return parts
 
 
 def rebuilt(written, facts, parts, numbers):
     """`parts` with `numbers`, {path: number}, in place of those of training.vary: the numbers of
     one replica, or the inputs of a program that is being compiled."""
     problems = []
-    made = compiled(tree.replaced(written, numbers), facts, problems)
+    changed = compiled(tree.replaced(written, numbers), facts, problems)
     if problems:
         raise UserError(text_of_problems(tree.worth_reporting(problems), parts.source))
-    return SimpleNamespace(**vars(parts) | made)
+    return SimpleNamespace(**vars(parts) | changed)
 
 
 def labelled(nodes, metrics, problems):
@@ -184,14 +190,6 @@ def check_sections(parts, problems):
     if parts.data and parts.loader and "val" in parts.data.sizes and parts.loader.val_size:
         why = "the data has its own validation set; leave val_size at 0"
         problems.append(Bad("loader.val_size", why))
-
-
-def check_optimizer(optimizer, problems):
-    """Refuse optimizers that never take a descent step."""
-    from training.transforms import NO_STEP, kind_of
-
-    if kind_of(optimizer) == "gradients":
-        problems.append(Bad("optimizer", NO_STEP))
 
 
 # Facts of the data.

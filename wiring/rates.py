@@ -58,7 +58,7 @@ def chained(members, *optimizers):
     def kind(member, optimizer):
         if member.name in OPTAX_GRADIENTS:
             return "gradients"
-        rate = "step" if member.name.startswith("optax.") else "rate"
+        rate = "step" if f"{member.name}".startswith("optax.") else "rate"
         return kind_of(optimizer) or (rate if rate_of(member)[0] else "")
 
     kinds = list(map(kind, members, optimizers))

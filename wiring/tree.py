@@ -108,25 +108,19 @@ def read_node(scope, annotation, node, path):
             return read_call(annotation, parts.arguments(annotation), node, path, scope, None)
         kind = kinds.kind_of(annotation)
         if kind == "optimizer" and isinstance(node, list | tuple) and node:
-            return chain_of(node, path, scope)
+            members = [read_node(scope, annotation, n, f"{path}.{i}") for i, n in enumerate(node)]
+            return chain_of(tuple(members), node, path)
         return read_part(kind, node, path, scope)
     except Misfit as misfit:
         return Bad(misfit.path, misfit.message)
 
 
-def chain_of(nodes, path, scope):
+def chain_of(members, given, path):
     """The Part of a list of optimizers."""
     from wiring.rates import chained
 
-    members = []
-    for i, node in enumerate(nodes):
-        try:
-            members.append(read_part("optimizer", node, f"{path}.{i}", scope))
-        except Misfit as misfit:
-            members.append(Bad(misfit.path, misfit.message))
-    members = tuple(members)
     places = {str(i): None for i in range(len(members))}
-    return Part(path, partial(chained, members), members, nodes, places, "optimizer")
+    return Part(path, partial(chained, members), members, given, places, "optimizer")
 
 
 def read_part(kind, node, path, scope):
