@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from training.devices.signals import end_at_signals
+from training.kinds import KINDS
 from utils import (
     BAD_INPUT,
     DONE,
@@ -31,7 +32,7 @@ from wiring.build import build
 from wiring.config import override, parse_words, read_layers, refuse_elsewhere, show
 from wiring.extends import table as table_of_sources
 from wiring.own_modules import look_in
-from wiring.parts import KINDS, listing
+from wiring.parts import listing
 
 ROOT = Path(__file__).resolve().parent
 

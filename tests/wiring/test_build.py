@@ -19,6 +19,7 @@ from data_loader.base import class_names
 from tests.processes import call, run
 from training.base import Optimizer
 from training.devices.sharding import Plan
+from training.kinds import KINDS, find
 from training.optimizers import adamw
 from training.recipe import compose
 from training.schedules import cosine
@@ -27,7 +28,6 @@ from training.update import gradient_update
 from utils import UserError, named_leaves
 from wiring.build import build
 from wiring.config import override, read
-from wiring.parts import KINDS, find
 
 RULES = [["a", "lion"], ["b", "adam"]]
 ROOT = Path(__file__).resolve().parents[2]
