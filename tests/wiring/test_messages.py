@@ -38,8 +38,8 @@ def changed(config, *overrides):
         (
             "model.name=convnxt",
             "c: model.name: no model 'convnxt'; did you mean 'convnext'? "
-            "(airbench, convnext, equinox, gan, gpt, haiku, linen, lora, mixer, mlp, mobilenet, nnx, "
-            "projected, resnet, rnn, tabular, unet, vit)",
+            "(airbench, convnext, equinox, gan, gpt, haiku, linen, lora, mixer, mlp, mobilenet, "
+            "nnx, projected, resnet, rnn, tabular, unet, vit)",
         ),
         ("data.name=mnits", "c: data.name: no data 'mnits'; did you mean 'mnist'?"),
         ("loss=cros_entropy", "c: loss: no loss 'cros_entropy'; did you mean 'cross_entropy'?"),
