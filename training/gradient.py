@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from training.base import is_weighted, without_frozen
-from training.objective import shapes_of_values
+from training.objective import traced
 from utils import UserError, map_named, named_leaves
 
 
@@ -47,7 +47,7 @@ def gradient(objective, params, state, batch, mask, key, accumulate=1, unroll=Fa
         return counts_of(losses, mask)
 
     pieces = (jnp.arange(accumulate), *jax.tree.map(split, (batch, mask)))
-    terms = terms_of(shapes_of_values(objective, params, state, batch, train=True)["loss"])
+    terms = terms_of(traced(objective, params, state, batch, train=True).out_info[0])
     counts = [mask.sum()] * len(terms)
     if any(map(is_weighted, terms)):
         # The mean is over the whole batch, so its weights must be known before the first piece. XLA
@@ -81,28 +81,6 @@ def check_whole_numbers(objective, params, state, batch):
                 "gets the steps trained before. Else set accumulate to 1, or store a float if it "
                 "must change with every microbatch"
             )
-
-
-def check_per_example(values, size):
-    """Refuse an objective that returns anything but one value per example; `values` are shapes."""
-    for label, tree in values.items():
-        for leaf in jax.tree.leaves(tree):
-            if leaf.shape[:1] != (size,) or (label == "loss" and leaf.shape != (size,)):
-                what = "loss" if label == "loss" else f"metric {label}"
-                raise UserError(
-                    f"objective: the {what} must have one value per example, with the shape "
-                    f"{(size,) if label == 'loss' else f'({size}, ...)'}, got {leaf.shape}"
-                )
-    check_differentiable(values["loss"])
-
-
-def check_differentiable(losses):
-    """Refuse a loss of whole numbers or truth values, whose gradient is zero everywhere."""
-    for term in terms_of(losses):
-        dtype = (term.value if is_weighted(term) else term).dtype
-        if not jnp.issubdtype(dtype, jnp.floating):
-            fix = "return a float that has a gradient, and measure counts as a metric"
-            raise UserError(f"loss: is {dtype}, from which nothing can be learned; {fix}")
 
 
 def terms_of(losses):
