@@ -40,7 +40,7 @@ from training.run import Clock, LearningRates, Run
 from training.runs.argument_checks import check_pairs
 from training.runs.arguments import ALL_DEVICES, EVERY_EPOCH, check_known, own_record, recipe_of
 from training.runs.divergence import Divergence
-from training.runs.dry_run import DryRun
+from training.runs.first_lines import FirstLines
 from training.runs.recovery import best_of, check_unchanged, point_of
 from training.runs.resume import holding
 from training.runs.sets import check_iterators, datasets
@@ -227,6 +227,8 @@ def assemble(
     start = checkpoint and point_of(checkpoint, trainer, folder)
     jax.block_until_ready(trainer.states)  # an error such as too little memory appears only then
     begin()
+    for name in trainer.evaluated_early:  # so that an error does not appear only after an epoch
+        trainer.try_out(name)
     if pretrained:
         logger.info("%s %s", "With" if checkpoint else "Starting from", pretrained)
     run = Run(trainer, training.epochs, trainer.feed.steps)
@@ -245,7 +247,7 @@ def assemble(
     team = [  # in the order in which they see the run
         *([keeper] if keeper else []),  # closed first, so that a signal cannot stop its write
         Divergence(trainer, training, keeper, log),
-        DryRun(recipe, trainer, monitor, histograms),
+        FirstLines(recipe, trainer, monitor, histograms),
         *([ProgressBar()] if recipe.logging.progress_bar else []),
         log,
         *([Histograms(log.publish)] if draws else []),

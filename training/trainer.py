@@ -7,6 +7,7 @@ checkpoint is saved.
 """
 
 import logging
+import math
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -17,7 +18,6 @@ import numpy as np
 
 from training.base import key_data
 from training.contracts import check_metrics
-from training.devices.sharding import shard_bytes
 from training.feed import make_feeds
 from training.metrics import phase_of
 from training.objective import values_of
@@ -154,8 +154,10 @@ class Trainer:
         """The bytes that one device needs: {"state": ..., "data": ..., and where it is known,
         "step": those of the temporary arrays of a step}."""
         leaves = jax.tree.leaves(self.states)
+        shards = [leaf.sharding.shard_shape(leaf.shape) for leaf in leaves]  # of one device
+        sizes = zip(map(math.prod, shards), leaves, strict=True)
         needs = {
-            "state": sum(shard_bytes(leaf, leaf.sharding) for leaf in leaves),
+            "state": sum(size * leaf.dtype.itemsize for size, leaf in sizes),
             "data": sum(feed.nbytes for feed in self.feeds.values()),
         }
         if self.program.memory:

@@ -1,5 +1,4 @@
-"""Before the first step: evaluate one batch of every held-out set, so that an error in it does not
-appear only after an hour, and log what will run."""
+"""The lines that a run logs before its first step: what will run, and on which devices."""
 
 import logging
 
@@ -8,9 +7,9 @@ import jax
 logger = logging.getLogger("main")
 
 
-class DryRun:
-    """The observer for the beginning of a run. `monitor` is the metric of the best checkpoint, if
-    the run has one; `shows_histograms` says whether any tracker shows histograms."""
+class FirstLines:
+    """The observer that logs them. `monitor` is the metric of the best checkpoint, if the run has
+    one; `shows_histograms` says whether any tracker shows histograms."""
 
     def __init__(self, recipe, trainer, monitor, shows_histograms):
         self.recipe, self.trainer = recipe, trainer
@@ -18,8 +17,6 @@ class DryRun:
 
     def on_start(self, run):
         recipe, trainer = self.recipe, self.trainer
-        for name in trainer.evaluated_early:
-            trainer.try_out(name)
         validation = {*recipe.sets_monitored(trainer.feeds)} - {"test"}
         if self.monitor is None and "test" in trainer.feeds and validation:
             logger.info(
