@@ -153,11 +153,12 @@ class Trainer:
     def memory(self):
         """The bytes that one device needs: {"state": ..., "data": ..., and where it is known,
         "step": those of the temporary arrays of a step}."""
-        leaves = jax.tree.leaves(self.states)
-        shards = [leaf.sharding.shard_shape(leaf.shape) for leaf in leaves]  # of one device
-        sizes = zip(map(math.prod, shards), leaves, strict=True)
+
+        def held(leaf):
+            return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+
         needs = {
-            "state": sum(size * leaf.dtype.itemsize for size, leaf in sizes),
+            "state": sum(map(held, jax.tree.leaves(self.states))),
             "data": sum(feed.nbytes for feed in self.feeds.values()),
         }
         if self.program.memory:
