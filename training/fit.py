@@ -3,7 +3,7 @@ recipe, for `fit` and for the command line alike."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Never
@@ -11,7 +11,6 @@ from typing import Any, Literal, Never
 import jax
 import numpy as np
 
-from data_loader.base import has_items, length, read_example
 from ranges import local_path
 from training.checkpoint.keeper import Keeper
 from training.checkpoint.pretrained import (
@@ -41,11 +40,11 @@ from training.run import Clock, LearningRates, Run
 from training.runs.argument_checks import check_pairs
 from training.runs.arguments import ALL_DEVICES, EVERY_EPOCH, check_known, own_record, recipe_of
 from training.runs.divergence import Divergence
-from training.runs.dry_run import DryRun
+from training.runs.first_lines import FirstLines
 from training.runs.recovery import best_of, check_unchanged, point_of
 from training.runs.resume import holding
 from training.runs.sets import check_iterators, datasets
-from training.runs.shape_check import check_batches, check_shapes, reported_names
+from training.runs.shape_check import check_names, reported_names
 from training.trainer import Trainer
 from training.update import gradient_update
 from training.watching.console import ProgressBar, show_on_console
@@ -53,7 +52,7 @@ from training.watching.metric_log import EVERY_50_STEPS, Histograms, MetricLog
 from training.watching.publish import About, PictureFiles, Publisher
 from training.watching.view import View
 from training.watching.waiting import WaitingForData
-from utils import RunError, UserError, named_leaves, shown_if_slow
+from utils import UserError, named_leaves, shown_if_slow
 
 logger = logging.getLogger("main")
 
@@ -158,7 +157,8 @@ def evaluate(
         fix = "pass how many steps were trained, as step=run.step"
         raise UserError(f"step: the objective needs it; {fix}")
     sets = datasets(None, None, data, recipe.loader)
-    with closing(trainer_of(recipe, sets)) as trainer:
+    with closing(Trainer(recipe, sets)) as trainer:
+        reported_names(recipe, trainer.values["test"])
         check_weights(trainer.weight_specs, (params, state))
         weights = trainer.replicas.stack([trainer.put_weights((params, state))])
         sums = trainer.evaluate("test", weights=weights, step=step or 0)
@@ -193,39 +193,11 @@ def train_recipe(
     with shown_if_slow(
         "Tracing the programs of the run, and reading its first batches", early=True
     ):
-        trainer = trainer_of(recipe, sets)
+        trainer = Trainer(recipe, sets)
     with closing(trainer):
+        check_names(recipe, trainer.values["train"], sets)
         loop, start = assemble(recipe, trainer, sets, folder, record, checkpoint, observers, begin)
         return loop.train(start)
-
-
-def trainer_of(recipe, sets):
-    """The Trainer. If the parts do not fit each other or the data, raise an error that names
-    them."""
-    sizes = {name: length(dataset) for name, dataset in sets.items()}
-
-    first, *_, last = [*sets, *sets]
-
-    def explain(batches):
-        rows = len(jax.tree.leaves(batches[first])[0])
-        held_out = jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype), batches[last]
-        )
-        check_batches(recipe, batches[first], held_out, sizes)
-
-    try:
-        trainer = Trainer(recipe, sets, explain=explain)
-        with ExitStack() as on_error:
-            on_error.callback(trainer.close)
-            reported_names(recipe, trainer.metric_shapes)
-            on_error.pop_all()
-        return trainer
-    except (UserError, RunError):
-        raise
-    except Exception:
-        if has_items(sets[first]):
-            check_shapes(recipe, read_example(sets[first], 0), sizes)
-        raise
 
 
 def assemble(
@@ -255,6 +227,8 @@ def assemble(
     start = checkpoint and point_of(checkpoint, trainer, folder)
     jax.block_until_ready(trainer.states)  # an error such as too little memory appears only then
     begin()
+    for name in trainer.evaluated_early:  # so that an error does not appear only after an epoch
+        trainer.try_out(name)
     if pretrained:
         logger.info("%s %s", "With" if checkpoint else "Starting from", pretrained)
     run = Run(trainer, training.epochs, trainer.feed.steps)
@@ -273,7 +247,7 @@ def assemble(
     team = [  # in the order in which they see the run
         *([keeper] if keeper else []),  # closed first, so that a signal cannot stop its write
         Divergence(trainer, training, keeper, log),
-        DryRun(recipe, trainer, reader, rates, monitor, histograms),
+        FirstLines(recipe, trainer, monitor, histograms),
         *([ProgressBar()] if recipe.logging.progress_bar else []),
         log,
         *([Histograms(log.publish)] if draws else []),

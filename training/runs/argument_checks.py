@@ -3,7 +3,6 @@ gets: what was passed, and what to pass instead."""
 
 import inspect
 from difflib import get_close_matches
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +12,11 @@ from data_loader.base import Data
 from data_loader.nest import check_integers, check_readable, check_type, named_nest
 from training.base import Tracked
 from training.kinds import KINDS, adapter_for, find, makes
-from training.loss import cross_entropy
-from training.metrics import accuracy, f1, perplexity, top_k_accuracy
-from training.objective import cutmix, mixup, outputs, supervised
+from training.objective import cutmix, mixup, supervised
 from training.recipe import part_name
-from training.runs.shape_check import shapes_of_batch
 from utils import UserError, first_line, parameters_of
 
 SUPERVISED = (supervised, mixup, cutmix)  # the objectives that compare outputs with targets
-OF_CLASSES = (cross_entropy, accuracy, top_k_accuracy, perplexity, f1)
 
 
 def check_part(kind, value):
@@ -163,25 +158,6 @@ def numbers_from(path, leaf, array):
     if array.dtype.kind == "O" and not isinstance(first, str):
         return f"pass {path}.astype({'int' if isinstance(first, int) else 'float'})"
     return "pass numbers; np.unique(names, return_inverse=True)[1] numbers the names"
-
-
-def check_classes(parts, recipe, template):
-    """Refuse a model with fewer outputs than its data has classes or tokens, where the loss or a
-    metric compares them: it would be NaN, or never right, for a class without an output."""
-    functions = [parts.loss, *(rule.function for rule in recipe.metric_plan.rules.values())]
-    compares = any(getattr(function, "func", function) in OF_CLASSES for function in functions)
-    if not compares or getattr(parts.objective, "func", parts.objective) not in SUPERVISED:
-        return
-    x, labels = shapes_of_batch(parts.data.example, recipe.loader, "train")
-    classes, tokens = (getattr(parts.data, n, None) for n in ("num_classes", "vocab_size"))
-    count, is_text = (tokens, True) if classes is None else (classes, False)
-    made = partial(outputs, recipe.model, recipe.preprocess)
-    shape = getattr(jax.eval_shape(made, template.params, template.state, x), "shape", ())
-    labels = labels["target"] if isinstance(labels, dict) and "target" in labels else labels
-    of_labels = shape[:-1] == getattr(labels, "shape", None) and len(shape) > 1 + is_text
-    if count and of_labels and jnp.issubdtype(labels.dtype, jnp.integer) and shape[-1] < count:
-        what = "tokens: raise vocab_size" if is_text else "classes: raise num_classes"
-        raise UserError(f"model: has {shape[-1]} outputs for {count} {what}, or leave it out")
 
 
 def check_pairs(sets, objective):

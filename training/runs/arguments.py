@@ -92,7 +92,6 @@ def recipe_of(
         optimizer=optimizer if schedule is None else scheduled(optimizer, schedule),
         callbacks=callbacks,
         rates=rates or {},
-        optimizer_rates=(),
         vary={},
         seed=whole_number("seed", seed),
         **sections,

@@ -23,10 +23,9 @@ from training.preprocess import bound, fitted, recorded_statistics, with_statist
 from training.recipe import compose
 from training.runs import folder as run_folder
 from training.runs import recovery, resume
-from training.runs.argument_checks import check_classes
 from training.runs.changes import changes
 from training.runs.sets import split_sets
-from training.runs.shape_check import check_shapes, count
+from training.runs.shape_check import check_classes, check_shapes, count
 from training.watching.console import be_silent, check_logging, set_up_logging
 from utils import DONE, STOPPED, UserError, format_bytes, peak_of_process, shown_if_slow
 

@@ -483,7 +483,10 @@ def test_an_update_that_no_run_can_use_is_refused_before_the_first_step(case):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"objective": one_number}, r"loss must have one value per example.*\(128,\), got \(\)"),
+        (
+            {"objective": one_number},
+            r"^loss: must be one number for each of the 128 .* got float32\[\]",
+        ),
         ({"objective": two_values}, r"objective: must return \(losses, state, metrics\)"),
         (
             {"model": mlp((5,), 2, dims=(4,))},
