@@ -27,11 +27,10 @@ from inference.loaded import Loaded, recorded_tokenizer
 from inference.lowering.trace import describe, of_batch
 from model.layers.activations import softmax
 from model.layers.blocks import unrolled
-from training.checkpoint.choice import checkpoint_at
 from training.checkpoint.pretrained import Pretrained, merged, with_base
-from training.checkpoint.probe import EXAMPLES, Probe, probed_spec
-from training.checkpoint.record import check_described, check_known
-from training.checkpoint.restore import check_meaning
+from training.checkpoint.probe import EXAMPLES, Probe, check_meaning, probed_spec
+from training.checkpoint.record import check_described, check_keys
+from training.checkpoint.storage import checkpoint_at
 from training.preprocess import with_recorded
 from utils import UserError, named_leaves
 from wiring.build import build_to_ship
@@ -110,7 +109,7 @@ def load(path, model=None, *, preprocess=(), config=None, trust=False, best=Fals
         raise UserError("load: preprocess goes with a model; the config of a run has its own")
     checkpoint = checkpoint_at(path, best)
     weights = Pretrained(checkpoint)
-    check_known(checkpoint, weights.record)
+    check_keys(checkpoint, weights.record, weights.record)
     if model is None:
         found = find_config(config, checkpoint, weights.record, (), trust)
         facts = stored_facts(weights.record)
@@ -165,7 +164,7 @@ def load_to_export(
     checkpoint's own config is used, which may import nothing unless it is trusted.
     """
     weights = Pretrained(checkpoint)
-    check_known(checkpoint, weights.record)
+    check_keys(checkpoint, weights.record, weights.record)
     config, source, trusted, folders = find_config(
         config_file, checkpoint, weights.record, overrides, trusted
     )

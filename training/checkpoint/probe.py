@@ -1,7 +1,9 @@
 """A model's output on a fixed input, kept in a checkpoint to detect that its code has changed."""
 
+import logging
 import threading
 from contextlib import nullcontext
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,9 @@ import numpy as np
 
 from training.base import key_data
 from training.objective import preprocessed
-from utils import named_leaves
+from utils import UserError, named_leaves
+
+logger = logging.getLogger("main")
 
 # With one example, its single output may be close to 0, where rounding errors look large.
 EXAMPLES = 4
@@ -127,30 +131,47 @@ def thinned(leaf):
     return leaf.reshape(-1)[np.arange(KEPT) * (leaf.size - 1) // (KEPT - 1)]
 
 
-def same_input(stored, current):
-    """Whether two probes had the same input, so that their outputs can be compared."""
-    stored = {name: a for name, a in stored.items() if name.startswith("probe/input")}
-    current = {name: a for name, a in current.items() if name.startswith("probe/input")}
-    return bool(current) and difference(stored, current) is None
+def probe_of(arrays):
+    """The probe among the arrays of a checkpoint."""
+    return {name: array for name, array in arrays.items() if name.startswith("probe/")}
+
+
+def check_meaning(path, stored, current, fix):
+    """Refuse a checkpoint if its probe shows that model/ now computes something else."""
+    if not stored:
+        return
+    unchecked = "whether model/ has changed its meaning is not checked"
+    inputs = {name: a for name, a in stored.items() if name.startswith("probe/input")}
+    own_inputs = {name: a for name, a in current.items() if name.startswith("probe/input")}
+    if not current:
+        logger.info(
+            "%s: has the output for a probe input, which the model of this run could not compute; "
+            "%s", path, unchecked,
+        )  # fmt: skip
+    elif difference(inputs, own_inputs):
+        logger.info("%s: was probed with a different input; %s", path, unchecked)
+    elif gap := difference(stored, current):
+        copy = Path(path).parent / "model"
+        original = f"the original model is in {copy}; " if copy.is_dir() else ""
+        raise UserError(
+            f"{path}: model/, or model.args, has changed its meaning since this was written: on "
+            f"the probe input its output differs by {gap}; {original}restore it, or {fix}"
+        )
 
 
 def difference(stored, current):
     """A text on how two probes differ, or None if they agree within rounding errors."""
     if stored.keys() != current.keys():
         return f"its parts, now {', '.join(current) or 'none'} instead of {', '.join(stored)}"
-    found = (leaf_difference(array, current[name]) for name, array in stored.items())
-    return next(filter(None, found), None)
-
-
-def leaf_difference(stored, current):
-    """`difference` for one leaf."""
-    if stored.shape != current.shape:
-        return f"its shape, now {current.shape} instead of {stored.shape}"
-    if not np.array_equal(np.isnan(stored), np.isnan(current)):
-        return "NaNs at different positions"
-    with np.errstate(invalid="ignore"):  # infinity minus infinity
-        gaps = np.where((stored == current) | np.isnan(stored), 0, np.abs(stored - current))
-    gap, largest = gaps.max(initial=0), np.abs(stored[np.isfinite(stored)]).max(initial=0)
-    if gap <= TOLERANCE * largest + TINY:
-        return None
-    return f"up to {gap:.2g}, where its largest number was {largest:.2g}"
+    for name, array in stored.items():
+        now = current[name]
+        if array.shape != now.shape:
+            return f"its shape, now {now.shape} instead of {array.shape}"
+        if not np.array_equal(np.isnan(array), np.isnan(now)):
+            return "NaNs at different positions"
+        with np.errstate(invalid="ignore"):  # infinity minus infinity
+            gaps = np.where((array == now) | np.isnan(array), 0, np.abs(array - now))
+        gap, largest = gaps.max(initial=0), np.abs(array[np.isfinite(array)]).max(initial=0)
+        if gap > TOLERANCE * largest + TINY:
+            return f"up to {gap:.2g}, where its largest number was {largest:.2g}"
+    return None

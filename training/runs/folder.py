@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +17,6 @@ from pathlib import Path
 
 from data_loader.base import fingerprints_of, has_items, length
 from file_io import atomic_write, fresh_folder, locked, parse_json, read_file
-from training.watching import metric_log
 from training.watching.metric_log import json_safe
 from utils import PACKAGE, RunError, UserError, quoted, relative_path
 
@@ -41,17 +39,15 @@ def new_folder(base, title, run_name=None):
         parent.mkdir(parents=True, exist_ok=True)
         if run_name:
             return named_folder(parent / run_name)
-        for name in [stamp, *(f"{stamp}_{i}" for i in range(2, 1000))]:
-            try:
-                (parent / name).mkdir()
-                return parent / name
-            except FileExistsError:
-                continue
+        for n in count(1):
+            folder = parent / (stamp if n == 1 else f"{stamp}_{n}")
+            with suppress(FileExistsError):
+                folder.mkdir()
+                return folder
     except OSError as error:
         raise RunError(
             f"{parent}: cannot be made: {error.strerror}; choose a folder with checkpoint.dir"
         ) from error
-    raise RunError(f"{parent / stamp}: a thousand runs started in this second")
 
 
 def named_folder(folder):
@@ -108,6 +104,19 @@ def describe(folder, record, datasets, root, own_files):
     update(folder, record, root)
 
 
+def describe_resumed(folder, record, root, own_files, override):
+    """Describe a resumed run again, and copy the code that trains from now on: evaluations and
+    exports import the copies. A model that computes something else is refused elsewhere."""
+    changed = changed_code(folder, own_files)
+    if changed:
+        names = ", ".join(map(str, changed))
+        message = "Your code has changed since the checkpoint: %s; the copies are replaced"
+        logger.warning(message, names)
+    if changed or override or not (folder / "model").exists():
+        copy_code(folder, root, own_files)
+    update(folder, record, root)
+
+
 def copy_code(folder, root, own_files):
     """Write model/, and in user_modules/ a copy of the user's own files, {path below its folder:
     file}."""
@@ -120,11 +129,10 @@ def copy_code(folder, root, own_files):
             target = folder / USER_MODULES / path
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(own_files[path], target)
-    except shutil.Error as error:  # it lists every file; the first one is enough
-        why = re.sub(r"^\[Errno \d+\] |: '.*", "", str(error.args[0][0][2]))
-        raise RunError(f"{target}: cannot be written: {why}") from error
     except OSError as error:
-        raise RunError(f"{target}: cannot be written: {error.strerror}") from error
+        # An error of copytree lists every file; the first one is enough.
+        why = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror
+        raise RunError(f"{target}: cannot be written: {why}") from error
 
 
 def changed_code(folder, own_files):
@@ -189,38 +197,6 @@ def flat(value, path=""):
     }
 
 
-def cut_back(folder, lengths, names):
-    """Cut logs back to the bytes that they had when a checkpoint was taken. A log that is not in
-    `lengths` did not exist then."""
-    for path in [Path(folder) / name for name in names]:
-        size, length = path.stat().st_size if path.exists() else 0, lengths.get(path.name, 0)
-        if size < length:
-            message = "%s: is shorter than when the checkpoint was taken: lines are missing"
-            logger.warning(message, path)
-        elif size > length:
-            try:
-                os.truncate(path, length)
-            except OSError as error:
-                raise RunError(
-                    f"{path}: cannot be cut back to the checkpoint: {error.strerror}"
-                ) from error
-
-
-def set_aside(folder, logs, checkpoints):
-    """If a run that starts over had logged values, move its logs, and any checkpoints, into a new
-    folder. Returns a line that says where, or None."""
-    values = folder / metric_log.FILE
-    if not values.exists() or not values.stat().st_size:
-        return None  # nothing is lost if train.log is appended to
-    former = next(path for n in count(1) if not (path := folder / f"former_{n}").exists())
-    former.mkdir()
-    others = [folder / log for log in logs if log != values.name]
-    # The values come last: without them, nothing more would be moved if this was interrupted.
-    for path in [*checkpoints, *(other for other in others if other.exists()), values]:
-        path.rename(former / path.name)
-    return f"What the run had logged before is in {former}"
-
-
 def write_json(path, value):
     """A JSON file for people to read."""
     atomic_write(path, (json.dumps(value, indent=2) + "\n").encode())
@@ -250,35 +226,13 @@ def source(dataset):
 def git_commit(root):
     """The commit of Rawtree's own checkout, marked if it is not clean; elsewhere that of the user's
     project, without a mark; None outside a checkout."""
-    if PACKAGE or not (Path(root) / ".git").exists():
-        return commit_read(Path.cwd() if PACKAGE else Path(root))
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
-    command += ["--abbrev=40", "--exclude=*"]
+    own = not PACKAGE and (Path(root) / ".git").exists()
+    # In a stranger's folder, to look for changes would run programs that its configuration names.
+    words = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    command = ["git", "-C", Path.cwd() if PACKAGE else root]
+    command += words if own else ["rev-parse", "HEAD"]
     settings = {"capture_output": True, "encoding": "utf-8", "timeout": 10, "check": True}
     try:
         return subprocess.run(command, **settings).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def commit_read(folder):
-    """The commit that is checked out in a folder, or None. Git's files are only read: the folder
-    may be a stranger's, and git itself would run the programs that their configuration names."""
-    with suppress(OSError, ValueError, StopIteration):
-        git = next(path for at in (folder, *folder.parents) if (path := at / ".git").exists())
-        if git.is_file():  # the checkout is another worktree of a repository
-            git = git.parent / text_of(git).removeprefix("gitdir: ")
-        name, texts = "", [text_of(git / "HEAD")]
-        if texts[0].startswith("ref: "):
-            name = texts[0].removeprefix("ref: ")
-            if (git / "commondir").exists():
-                git /= text_of(git / "commondir")
-            files = git / name, git / "packed-refs"
-            texts = [text_of(file) for file in files if file.exists()]
-        found = re.search(rf"^([0-9a-f]{{40,64}})( {re.escape(name)})?$", "\n".join(texts), re.M)
-        return found and found[1]
-    return None
-
-
-def text_of(path):
-    return read_file(path).decode().strip()

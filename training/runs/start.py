@@ -13,6 +13,7 @@ from data_loader.base import class_names, loaded, tokenizer_json
 from data_loader.loader import held_out
 from training.base import has_frozen
 from training.checkpoint.pretrained import check_arguments
+from training.checkpoint.restore import check_fits
 from training.devices import processes
 from training.devices.processes import check_alike, from_first, is_first, several, together
 from training.devices.sharding import Plan
@@ -22,9 +23,17 @@ from training.observers import check_callbacks, check_observers
 from training.preprocess import bound, fitted, recorded_statistics, with_statistics
 from training.recipe import compose
 from training.runs import folder as run_folder
-from training.runs import recovery, resume
 from training.runs.argument_checks import check_classes
-from training.runs.changes import changes
+from training.runs.resume import (
+    branched,
+    changes,
+    cut_logs,
+    nothing_left,
+    open_at,
+    open_by_first,
+    open_run,
+    unfinished,
+)
 from training.runs.sets import split_sets
 from training.runs.shape_check import check_shapes, count
 from training.watching.console import be_silent, check_logging, set_up_logging
@@ -72,7 +81,7 @@ def train(parts, root, named=None, override=False, temporary=None, observers=())
             recipe, template = checked_recipe(parts, resumed=not is_new)
         recipe.plan.on_devices()
         options = parts.training
-        end = opened and from_first(lambda: resume.nothing_to_resume(opened, options, override))
+        end = opened and from_first(lambda: nothing_left(opened, options, override))
         if end:
             if is_first():
                 print(end)
@@ -87,10 +96,12 @@ def train(parts, root, named=None, override=False, temporary=None, observers=())
         parts, sets, record = with_data(opened, parts, recipe)
         with together():
             changed = [] if is_new else changes(opened, record, override)
-            recovery.check_fits(opened.checkpoint, template, parts.training.replicas)
+            opened = opened.overridden() if override else opened
+            if opened.checkpoint:
+                check_fits(opened.checkpoint, template, parts.training.replicas)
         former = opened.folder
         if opened.branches:
-            opened = resume.branched(opened, parts.run_name, record)
+            opened, record = branched(opened, parts.run_name, record)
             at_end.push(partial(delete_if_refused, opened.folder))
             at_end.callback(opened.unlock)
             if not several():
@@ -136,18 +147,18 @@ def open_named(parts, named):
     def open_here():
         nonlocal why_new
         if named == "auto":
-            opened, why_new = resume.unfinished(parts.checkpoint.dir, parts.title, parts.run_name)
+            opened, why_new = unfinished(parts.checkpoint.dir, parts.title, parts.run_name)
             return opened
-        return resume.open_at(named, parts.run_name) if named else None
+        return open_at(named, parts.run_name) if named else None
 
-    return resume.open_by_first(open_here), why_new
+    return open_by_first(open_here), why_new
 
 
 def new_run(parts, root, why_new):
     """A new OpenedRun, to which log lines are written; `why_new` says why there was no run to
     resume."""
     new_folder = partial(run_folder.new_folder, parts.checkpoint.dir, parts.title, parts.run_name)
-    opened = resume.open_by_first(lambda: resume.open_run(new_folder()))
+    opened = open_by_first(lambda: open_run(new_folder()))
     if is_first():
         set_up_logging(root, opened.folder / "train.log")
     if why_new:
@@ -158,7 +169,7 @@ def new_run(parts, root, why_new):
 def begin_again(opened, former, changed, record, sets, root, own_files, override):
     """Change the folder of a resumed run for the first time, and log what has changed since the
     `former` one, from which a new run may branch."""
-    lost = resume.tidied(opened)
+    lost = cut_logs(opened)
     set_up_logging(root, opened.folder / "train.log")
     if opened.branches:
         logger.info("A new run begins from %s", opened.checkpoint.paths[0])
@@ -166,7 +177,10 @@ def begin_again(opened, former, changed, record, sets, root, own_files, override
         logger.warning(message)
     for change in [*changed, *([lost] if lost else [])]:
         logger.info(change)
-    resume.describe_again(opened, record, sets, root, own_files, override)
+    if opened.checkpoint is None or opened.branches:  # it starts over, or is another run
+        run_folder.describe(opened.folder, record, sets, root, own_files)
+    else:
+        run_folder.describe_resumed(opened.folder, record, root, own_files, override)
 
 
 def with_data(opened, parts, recipe):
