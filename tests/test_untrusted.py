@@ -153,6 +153,7 @@ def test_the_commit_of_a_strangers_folder_is_read_without_its_programs(tmp_path,
     git(worktree, "commit", "-qm", "2", "--allow-empty")
     git(repository, "config", "core.fsmonitor", f"touch {marked} #")
     (repository / "clone").mkdir()
+    (worktree / "clone").mkdir()
     head, topic = git(repository, "rev-parse", "HEAD"), git(worktree, "rev-parse", "HEAD")
     for change in (["status"], ["pack-refs", "--all"], ["checkout", "-q", "--detach"]):
         git(repository, *change)

@@ -44,7 +44,7 @@ class Probe:
     def __init__(self, model, spec, numbers=(), model_with=None):
         self.model, self.spec, self.input = model, spec, None
         self.numbers, self.model_with = numbers, model_with
-        self.lock, self.programs = threading.Lock(), {}  # {whether params are spread: program}
+        self.lock, self.program = threading.Lock(), None  # False: the model needs more than it
 
     def __call__(self, params, state, replica=0):
         """With params spread over the devices of several processes, all processes must call it."""
@@ -57,16 +57,15 @@ class Probe:
         if not spread:  # from host memory, so that the program is the same on any mesh
             weights = jax.device_get(jax.tree.map(key_data, weights))
         with self.lock:
-            if spread not in self.programs:
-                self.programs[spread] = self.compile(weights, numbers, spread)
-        program = self.programs[spread]
-        if program is None:
+            if self.program is None:
+                self.program = self.compile(weights, numbers, spread)
+        if not self.program:
             return {}
-        probe = {"input": self.input, "output": program(*weights, numbers, self.input)}
+        probe = {"input": self.input, "output": self.program(*weights, numbers, self.input)}
         return {name: thinned(leaf) for name, leaf in named_leaves({"probe": probe}).items()}
 
     def compile(self, weights, numbers, spread):
-        """The program, or None for a model that needs more than (params, state, x)."""
+        """The program, or False for a model that needs more than (params, state, x)."""
 
         def output(params, state, numbers, x):
             model = self.model_with(numbers) if numbers else self.model
@@ -82,7 +81,7 @@ class Probe:
                     jitted = jax.jit(output, out_shardings=sharding)
                     lowered = jitted.lower(*weights, numbers, self.input)
             except Exception:
-                return None
+                return False
             # It compiles in a third of the time without optimization.
             return lowered.compile({"xla_backend_optimization_level": 0})
 

@@ -93,7 +93,6 @@ def plain(value):
 def describe(folder, record, datasets, root, own_files):
     """Write what distinguishes this run from others: its code, environment.json, and what `update`
     writes."""
-    copy_code(folder, root, own_files)
     data = {
         name: {"source": source(d), "fingerprint": record["data"].get(name)}
         | ({"examples": len(d)} if has_items(d) else {"batches": length(d)})
@@ -101,31 +100,18 @@ def describe(folder, record, datasets, root, own_files):
     }
     facts = {"command": sys.argv, **environment(root), "facts": record["facts"], "data": data}
     write_json(folder / "environment.json", facts)
-    update(folder, record, root)
-
-
-def describe_resumed(folder, record, root, own_files, override):
-    """Describe a resumed run again, and copy the code that trains from now on: evaluations and
-    exports import the copies. A model that computes something else is refused elsewhere."""
-    changed = changed_code(folder, own_files)
-    if changed:
-        names = ", ".join(map(str, changed))
-        message = "Your code has changed since the checkpoint: %s; the copies are replaced"
-        logger.warning(message, names)
-    if changed or override or not (folder / "model").exists():
-        copy_code(folder, root, own_files)
-    update(folder, record, root)
+    update(folder, record, root, own_files)
 
 
 def copy_code(folder, root, own_files):
     """Write model/, and in user_modules/ a copy of the user's own files, {path below its folder:
-    file}."""
+    file}. Evaluations and exports import the copies."""
     ignored = shutil.ignore_patterns("__pycache__")
     target = folder / "model"
     try:
         with fresh_folder(target) as fresh:
             shutil.copytree(Path(root) / "model", fresh, ignore=ignored, dirs_exist_ok=True)
-        for path in changed_code(folder, own_files):
+        for path in changed_code(folder, own_files):  # others may be the copies themselves
             target = folder / USER_MODULES / path
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(own_files[path], target)
@@ -136,18 +122,19 @@ def copy_code(folder, root, own_files):
 
 
 def changed_code(folder, own_files):
-    """The user's own files that have no copy in the run's folder, or a different one."""
+    """The user's own files that have another copy in the run's folder, or none."""
+    copies = {path: folder / USER_MODULES / path for path in own_files}
+    return [
+        path
+        for path, file in own_files.items()
+        if not (copies[path].is_file() and filecmp.cmp(file, copies[path], shallow=False))
+    ]
 
-    def is_same(file, copy):
-        return copy.is_file() and filecmp.cmp(file, copy, shallow=False)
 
-    copies = folder / USER_MODULES
-    return [path for path, file in own_files.items() if not is_same(file, copies / path)]
-
-
-def update(folder, record, root):
-    """Write the config and the tokenizer that the run uses from now on, and remove the mark of a
-    finished run."""
+def update(folder, record, root, own_files):
+    """Write the code, the config and the tokenizer that the run uses from now on, and remove the
+    mark of a finished run. A model that computes something else was refused before."""
+    copy_code(folder, root, own_files)
     if "tokenizer" in record:
         atomic_write(folder / TOKENIZER, record["tokenizer"].encode())
     schema = relative_path(Path(root) / "config.schema.json", folder)

@@ -201,14 +201,13 @@ def open_by_first(open_folder):
     def open_here():
         nonlocal own
         own = open_folder()
-        return own and [str(own.folder), own.checkpoint and own.checkpoint.name, own.branches]
+        return own and [str(own.folder), own.branches]
 
-    names = from_first(open_here)
-    if names is None or is_first():
+    if (found := from_first(open_here)) is None or not several():
         return own
-    folder, name, branches = Path(names[0]), *names[1:]
-    checkpoint = name and storage.read(folder, name, verified=True)
-    return OpenedRun(folder, checkpoint, None, [], branches)
+    folder, branches = Path(found[0]), found[1]
+    checkpoint = storage.for_all(folder, lambda: own.checkpoint)
+    return own or OpenedRun(folder, checkpoint, None, [], branches)
 
 
 def branched(opened, run_name, record):
@@ -291,14 +290,15 @@ def nothing_left(opened, training, override):
     folder, record = opened.folder, opened.checkpoint.record
     finished = (folder / FINISHED).exists()
     completed, epochs = opened.checkpoint.completed, training.epochs or math.inf
-    step, seconds = record["step"], record["seconds"]
     why = None
     if completed > epochs or (completed == epochs and (finished or record["position"])):
         why = f"has completed {completed} epochs, and training.epochs is {epochs}"
-    elif finished and training.max_steps is not None and step >= training.max_steps:
-        why = f"has completed {step} steps, and training.max_steps is {training.max_steps}"
-    elif finished and training.max_seconds is not None and seconds >= training.max_seconds:
-        limit = training.max_seconds
+    elif finished and record["step"] >= (training.max_steps or math.inf):
+        why = (
+            f"has completed {record['step']} steps, and training.max_steps is {training.max_steps}"
+        )
+    elif finished and record["seconds"] >= (training.max_seconds or math.inf):
+        seconds, limit = record["seconds"], training.max_seconds
         why = f"trained for {seconds:.1f} s, and training.max_seconds is {limit:g}"
     elif finished and record["stopped"] and not override:
         return (
@@ -310,15 +310,18 @@ def nothing_left(opened, training, override):
 
 def log_what_is_left(opened, epochs):
     """Log from where a run of `fit` continues, or why there is nothing left to train."""
-    folder, completed, record = opened.folder, opened.checkpoint.completed, opened.checkpoint.record
+    completed, record = opened.checkpoint.completed, opened.checkpoint.record
+    what = f"resuming after step {record['step']}"
     if epochs and completed >= epochs:
-        what = "nothing is trained; raise `epochs` to continue it, or name another folder"
-        logger.info("%s: has completed its %d epochs: %s", folder, completed, what)
+        what = (
+            f"has completed its {completed} epochs: nothing is trained; raise `epochs` to continue "
+            "it, or name another folder"
+        )
     elif record["stopped"]:
-        what = 'resume="override" continues nevertheless'
-        logger.info("%s: a callback stopped it in epoch %d; %s", folder, completed, what)
-    else:
-        logger.info("%s: resuming after step %d", folder, record["step"])
+        what = (
+            f'a callback stopped it in epoch {completed}; resume="override" continues nevertheless'
+        )
+    logger.info("%s: %s", opened.folder, what)
 
 
 # What has changed.

@@ -117,7 +117,7 @@ def train(parts, root, named=None, override=False, temporary=None, observers=())
                     if is_new:
                         run_folder.describe(opened.folder, *described)
                     else:
-                        begin_again(opened, former, changed, *described, override)
+                        begin_again(opened, former, changed, *described)
             announce(parts, sets, opened, template)
 
         done = train_in_folder(opened, recipe, sets, record, observers, begin)
@@ -166,7 +166,7 @@ def new_run(parts, root, why_new):
     return opened
 
 
-def begin_again(opened, former, changed, record, sets, root, own_files, override):
+def begin_again(opened, former, changed, record, sets, root, own_files):
     """Change the folder of a resumed run for the first time, and log what has changed since the
     `former` one, from which a new run may branch."""
     lost = cut_logs(opened)
@@ -179,8 +179,12 @@ def begin_again(opened, former, changed, record, sets, root, own_files, override
         logger.info(change)
     if opened.checkpoint is None or opened.branches:  # it starts over, or is another run
         run_folder.describe(opened.folder, record, sets, root, own_files)
-    else:
-        run_folder.describe_resumed(opened.folder, record, root, own_files, override)
+        return
+    if changed_code := run_folder.changed_code(opened.folder, own_files):
+        names = ", ".join(map(str, changed_code))
+        message = "Your code has changed since the checkpoint: %s; the copies are replaced"
+        logger.warning(message, names)
+    run_folder.update(opened.folder, record, root, own_files)
 
 
 def with_data(opened, parts, recipe):
