@@ -156,7 +156,7 @@ class Pretrained:
         self.path, self.fresh, self.interpolate = path, fresh, interpolate
         self.merge, self.start = (getattr(model, name, None) for name in ("merge", "start"))
         self.arrays = weights(arrays)
-        check_matches(path, renaming, self.arrays)
+        self.matching("rename", [rule.regex for rule in renaming], self.arrays)
         # With fresh leaves, such as a new head, the output differs anyway.
         self.probe = probe_of(arrays) if probe and not fresh else {}
 
@@ -187,9 +187,14 @@ class Pretrained:
         stored = {name: array for name, array in arrays.items() if name not in fresh}
 
         def called(name):
-            """A name in the model, with its name in the file if that is different."""
-            # Arrays that were stacked here have no name in the file.
-            return with_origin(name, self.arrays, *origin[name]) if name in origin else name
+            """A name in the model, with that of its array in the file and the rule that changed
+            it. Arrays that were stacked here have no name in the file."""
+            source, rule = origin.get(name, (None, None))
+            if rule is None:
+                return name
+            changed = rule.form or rule.targets[1:]
+            how = f" {self.arrays[source].shape}, by {rule.text}" if changed else ""
+            return f"{name} (in the file: {source}{how})"
 
         lines = restore.differences(stored, wanted, castable, called=called)
         if any(line.startswith(("missing", "unexpected", "it has none")) for line in lines):
@@ -295,22 +300,6 @@ def weights(arrays):
         for name, array in arrays.items()
         if root[name] not in {*RUN_NAMES, other}
     }
-
-
-def with_origin(name, arrays, source, rule):
-    """The name of a leaf, with the name of its array in the file and the rule that changed it."""
-    if rule is None:
-        return name
-    changed = f" {arrays[source].shape}, by {rule.text}" if rule.form or rule.targets[1:] else ""
-    return f"{name} (in the file: {source}{changed})"
-
-
-def check_matches(path, rules, names):
-    """Refuse a rule that matches nothing."""
-    for rule in rules:
-        if not any(re.fullmatch(rule.regex, name) for name in names):
-            why = f"matches no name in {path}, which has {restore.some(names)}"
-            raise UserError(f"{OPTION}.rename: {rule.regex!r} {why}")
 
 
 def castable(stored, wanted):

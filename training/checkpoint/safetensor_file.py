@@ -11,12 +11,11 @@ import json
 import os
 import re
 from contextlib import contextmanager
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 
-from file_io import atomic_file, parse_json
+from file_io import atomic_file, open_file, parse_json
 from utils import Damaged, UserError, check_memory, cut, format_bytes
 
 TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
@@ -123,13 +122,10 @@ def raw_bytes(array):
 def opened(path):
     """The file, opened for reading; any failure is an error that names it."""
     try:
-        if not Path(path).exists():
-            raise UserError(f"{path}: there is no such checkpoint")
-        if not Path(path).is_file():  # reading a pipe would block, and a device may have no end
-            kind = "a folder" if Path(path).is_dir() else "a pipe or a device"
-            raise Damaged(f"{path}: is {kind}, not a safetensors file")
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             yield file
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: there is no such checkpoint") from error
     except OSError as error:
         raise Damaged(f"{path}: cannot be read: {error.strerror or error}") from error
 

@@ -78,10 +78,14 @@ def record(config, facts, datasets, fingerprints=(), classes=None, tokenizer=Non
     """The part of a checkpoint's record that describes the run, as plain JSON; `fingerprints` are
     those of the objective, `classes` are the names of the classes, `tokenizer` is the text of its
     file."""
-    content = {"config": config, "facts": facts, "data": fingerprints_of(datasets)}
-    content |= {"classes": classes}
-    content |= {"objective": dict(fingerprints)} if fingerprints else {}
-    content |= {"tokenizer": tokenizer} if tokenizer else {}
+    content = {
+        "config": config,
+        "facts": facts,
+        "data": fingerprints_of(datasets),
+        "classes": classes,
+        "objective": dict(fingerprints),
+        "tokenizer": tokenizer,
+    }
     return json.loads(json.dumps(content, default=plain))
 
 
@@ -135,7 +139,7 @@ def update(folder, record, root, own_files):
     """Write the code, the config and the tokenizer that the run uses from now on, and remove the
     mark of a finished run. A model that computes something else was refused before."""
     copy_code(folder, root, own_files)
-    if "tokenizer" in record:
+    if record["tokenizer"]:
         atomic_write(folder / TOKENIZER, record["tokenizer"].encode())
     schema = relative_path(Path(root) / "config.schema.json", folder)
     (folder / FINISHED).unlink(missing_ok=True)

@@ -384,14 +384,14 @@ def test_a_path_without_a_readable_file_is_an_error(tmp_path, monkeypatch, reade
     with pytest.raises(UserError) as caught:
         reader(path)
     assert str(caught.value) == f"{path}: there is no such checkpoint"
-    with pytest.raises(Damaged, match="is a folder, not a safetensors file"):
+    with pytest.raises(Damaged, match="cannot be read: Is a directory"):
         reader(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     # It does not wait for data from the pipe.
-    with pytest.raises(Damaged, match="pipe: is a pipe or a device, not a safetensors file"):
+    with pytest.raises(Damaged, match="pipe: cannot be read: it is a pipe or a device"):
         reader(tmp_path / "pipe")
     path.write_bytes(b"")
-    monkeypatch.setattr("training.checkpoint.safetensor_file.open", refuse, raising=False)
+    monkeypatch.setattr("training.checkpoint.safetensor_file.open_file", refuse)
     with pytest.raises(Damaged, match=r"a\.params: cannot be read: Permission denied"):
         reader(path)
 
