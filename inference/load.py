@@ -145,7 +145,6 @@ def checked_weights(weights, model, inputs, config, source):
     """(the model, params, state) of a checkpoint, after a check that they belong together. A model
     with factors, such as `lora`, is replaced by the plain one with merged weights."""
     shapes = model_shapes(model, source)
-    weights.check(*shapes)
     params, state = weights(*shapes)
     state = with_base(model, params, state, config, weights.record, source)
     if weights.probe and inputs is not None:

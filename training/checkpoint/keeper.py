@@ -109,7 +109,7 @@ class Keeper:
         self.held = set()  # names of checkpoints that an evaluator protects from deletion
         self.latest_name = ""  # of the latest checkpoint
         self.undeleted = []  # files that could not be deleted
-        self.saved = None  # (step, position, whole) of the latest checkpoint
+        self.saved = None, False  # (step, position) of the latest checkpoint; whether it is whole
         self.latest = None  # what it was written from: (snapshot, record, name, probes)
         self.thread = self.error = None  # of the write in progress
         self.monitor = options.monitor
@@ -136,7 +136,7 @@ class Keeper:
         older = names[: names.index(self.latest_name) + 1]
         record = records[self.latest_name]
         self.kept = kept_so_far({n: records[n] for n in older}, record["regular"], self.options)
-        self.saved = (record["step"], record["position"], record["whole"])
+        self.saved = (record["step"], record["position"]), record["whole"]
 
     # As an observer.
 
@@ -165,9 +165,8 @@ class Keeper:
         whatever checkpoint.save_optimizer_state says."""
         self.wait()  # the previous write still reads the memory that take() uses again
         whole = kind == "whole" or self.options.save_optimizer_state
-        if self.saved == (run.step, run.position, True) or (
-            self.saved == (run.step, run.position, False) and (run.finished or not whole)
-        ):
+        at, complete = self.saved
+        if at == (run.step, run.position) and (complete or run.finished or not whole):
             return  # it is there already
         between_epochs = run.position == 0 and run.step > 0
         name = f"epoch_{run.completed}" if between_epochs else f"step_{run.step}"
@@ -177,7 +176,7 @@ class Keeper:
         if several() and self.probe is not None:
             # All processes compute it together, so it must not come between the steps of training.
             probes = [self.probe(*ts.evaluated(), r) for r, ts in enumerate(snapshot.states)]
-        self.saved = snapshot.record["step"], snapshot.record["position"], whole
+        self.saved = (run.step, run.position), whole
         logs = [self.folder / log for log in LOGS]
         lengths = {path.name: path.stat().st_size for path in logs if path.exists()}
         record = snapshot.record | {"whole": whole, "lengths": lengths, "monitor": self.monitor}
@@ -278,7 +277,7 @@ class Keeper:
             with together():
                 self.raise_error()
         except (RunError, OSError) as error:
-            self.kept, self.saved = self.before, None
+            self.kept, self.saved = self.before, (None, False)
             if self.options.on_write_error == "stop":
                 raise
             logger.error("%s; continuing without it", error)
