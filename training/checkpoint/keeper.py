@@ -19,7 +19,7 @@ from file_io import atomic_write, parse_json, read_file, to_disk
 from training.base import key_data, without_frozen
 from training.checkpoint import storage
 from training.checkpoint.record import FORMAT
-from training.checkpoint.restore import weights_of
+from training.checkpoint.trees import weights_of
 from training.devices.processes import from_first, is_first, several, together
 from training.run import NOT_VALUES
 from utils import RunError
@@ -113,7 +113,7 @@ class Keeper:
         self.latest = None  # what it was written from: (snapshot, record, name, probes)
         self.thread = self.error = None  # of the write in progress
         self.monitor = options.monitor
-        self.suffix = storage.SUFFIXES[storage.form_for(options.format)]
+        self.suffix = storage.SUFFIXES[storage.format_for(options.format)]
         options.sign()  # to fail now rather than at the first checkpoint
 
         every = {

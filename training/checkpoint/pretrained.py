@@ -20,7 +20,7 @@ from training.base import (
     with_frozen,
     without_frozen,
 )
-from training.checkpoint import restore, storage
+from training.checkpoint import storage, trees
 from training.checkpoint.grids import resized
 from training.checkpoint.probe import check_meaning, probe_of
 from training.checkpoint.rules import converted, read_rules, rule_file
@@ -174,15 +174,15 @@ class Pretrained:
             params, state = self.of_base(params, state)
         shapes = named_leaves(params) | named_leaves({"state": without_frozen(state)})
         arrays, origin = converted(
-            self.path, self.rules, self.arrays, restore.of_single_blocks(shapes)
+            self.path, self.rules, self.arrays, trees.of_single_blocks(shapes)
         )
-        every = {name: restore.as_stored(leaf) for name, leaf in shapes.items()}
+        every = {name: trees.as_stored(leaf) for name, leaf in shapes.items()}
         kept = self.matching("fresh", self.fresh, every)
         wanted = {name: leaf for name, leaf in every.items() if name not in kept}
         for name in self.matching("interpolate", self.interpolate, wanted):
             if name in arrays:
                 arrays[name] = resized(arrays[name], wanted[name].shape)
-        arrays = restore.restacked(arrays, every)
+        arrays = trees.restacked(arrays, every)
         fresh = {name for name in arrays if any(re.fullmatch(regex, name) for regex in self.fresh)}
         stored = {name: array for name, array in arrays.items() if name not in fresh}
 
@@ -196,7 +196,7 @@ class Pretrained:
             how = f" {self.arrays[source].shape}, by {rule.text}" if changed else ""
             return f"{name} (in the file: {source}{how})"
 
-        lines = restore.differences(stored, wanted, castable, called=called)
+        lines = trees.differences(stored, wanted, castable, called=called)
         if any(line.startswith(("missing", "unexpected", "it has none")) for line in lines):
             lines.append(
                 "`rules` turn arrays into the model's leaves, `fresh` lists the leaves that keep "
@@ -204,7 +204,7 @@ class Pretrained:
             )
         if any(line.endswith("(transpose it)") for line in lines):
             lines.append('a rule with a form transposes: [regex, name of the leaf, "OI->IO"]')
-        restore.refuse(f"{self.path}: does not fit the model", lines)
+        trees.refuse(f"{self.path}: does not fit the model", lines)
         return stored
 
     def of_base(self, params, state):
@@ -236,8 +236,8 @@ class Pretrained:
             name = name.removeprefix(FROZEN)
             if name not in loaded:
                 return leaf
-            array = np.asarray(loaded[name], restore.as_stored(leaf).dtype)
-            return restore.typed(array, leaf)
+            array = np.asarray(loaded[name], trees.as_stored(leaf).dtype)
+            return trees.typed(array, leaf)
 
         params, state = map_named(merge, params), map_named(merge, {"state": state})["state"]
         return (self.start(params, state) if self.start else params), state

@@ -24,7 +24,7 @@ import numpy as np
 
 from file_io import read_json
 from ranges import local_path
-from training.checkpoint import restore
+from training.checkpoint import trees
 from utils import UserError
 
 FOLDER = Path(__file__).with_name("rule_files")
@@ -266,7 +266,7 @@ def written(rules, leaves):
             arrays[name] = joined(rule, names, leaves)
             used |= set(names)
     if rest := [leaf for leaf in leaves if leaf not in used]:
-        some = restore.some(rest)
+        some = trees.some(rest)
         raise UserError(f"no rule writes {len(rest)} of the {len(leaves)} leaves: {some}")
     return arrays
 

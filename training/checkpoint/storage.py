@@ -53,31 +53,31 @@ class Checkpoint(NamedTuple):
 # Files.
 
 
-def form(path):
+def format_of(path):
     """The module that reads and writes the format of this path."""
     return orbax_folder if Path(path).suffix == SUFFIXES["orbax"] else safetensor_file
 
 
 def save(path, tree, record):
     """Write a tree of arrays under the names of its leaves, and the record."""
-    form(path).write(path, named_leaves(jax.tree.map(key_data, tree)), record)
+    format_of(path).write(path, named_leaves(jax.tree.map(key_data, tree)), record)
 
 
 def load(path, verified=False):
     """({name: array}, record) of a checkpoint, checked against its digest unless that was done
     (`verified`). The record of a safetensors file from another program is empty."""
-    return form(path).read(path, verified)
+    return format_of(path).read(path, verified)
 
 
 def record_of(path):
     """The record of a checkpoint, which is not verified; None if it cannot be used."""
     try:
-        return check_record(path, form(path).read_record(path))
+        return check_record(path, format_of(path).read_record(path))
     except UserError:  # or the checkpoint was deleted in the meantime
         return None
 
 
-def form_for(name, processes=None):
+def format_for(name, processes=None):
     """The checkpoint format of this run: with several processes, only Orbax can write one."""
     if name != "auto":
         return name
@@ -91,7 +91,7 @@ def check_format(name, processes=None):
             "checkpoint.format: several processes cannot write one safetensors file together; "
             "use 'auto' or 'orbax'"
         )
-    if form_for(name, processes) == "orbax" and importlib.util.find_spec("orbax") is None:
+    if format_for(name, processes) == "orbax" and importlib.util.find_spec("orbax") is None:
         raise UserError(f"checkpoint.format: {orbax_folder.NOT_INSTALLED}")
 
 

@@ -20,7 +20,7 @@ from training.checkpoint import storage
 from training.checkpoint.keeper import Kept, protect
 from training.checkpoint.pretrained import with_base
 from training.checkpoint.probe import Probe, check_meaning, probe_input, probe_of
-from training.checkpoint.restore import weights_of
+from training.checkpoint.trees import weights_of
 from training.devices.sharding import Plan
 from training.options import monitor_for
 from training.preprocess import with_recorded

@@ -21,7 +21,7 @@ from training.checkpoint import storage
 from training.checkpoint.keeper import LOGS
 from training.checkpoint.pretrained import check_frozen
 from training.checkpoint.probe import check_meaning, probe_of
-from training.checkpoint.restore import check_fits, weights_of
+from training.checkpoint.trees import check_fits, weights_of
 from training.devices.processes import (
     check_alike,
     check_visible,

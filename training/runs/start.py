@@ -13,7 +13,7 @@ from data_loader.base import class_names, loaded, tokenizer_json
 from data_loader.loader import held_out
 from training.base import has_frozen
 from training.checkpoint.pretrained import check_arguments
-from training.checkpoint.restore import check_fits
+from training.checkpoint.trees import check_fits
 from training.devices import processes
 from training.devices.processes import check_alike, from_first, is_first, several, together
 from training.devices.sharding import Plan

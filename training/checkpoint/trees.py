@@ -1,4 +1,4 @@
-"""Puts the arrays of a checkpoint back into the trees of a run."""
+"""From the arrays of a checkpoint, by name, to the trees of a run."""
 
 import operator
 
