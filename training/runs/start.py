@@ -69,10 +69,20 @@ def train(parts, root, named=None, override=False, temporary=None, observers=())
     if parts.beyond:
         raise UserError("\n".join(parts.beyond))
     with ExitStack() as at_end:
+
+        def hold(opened, is_new):
+            """Unlock the run at the end, however it ends, and delete the folder of a new run that
+            has not begun."""
+            if is_new:
+                at_end.push(partial(delete_if_refused, opened.folder))
+            at_end.callback(opened.unlock)
+            if not several():  # until the loop handles signals; with several processes, JAX does
+                end_at_signals(opened.folder, temporary, is_new)
+
         opened, why_new = open_named(parts, named or parts.resume)
         is_new = opened is None
         if opened:
-            at_end.callback(opened.unlock)
+            hold(opened, is_new=False)
         check_alike(run_folder.flat(parts.config))
         check_logging(root)
         if not is_first():
@@ -89,10 +99,7 @@ def train(parts, root, named=None, override=False, temporary=None, observers=())
         as_built = parts
         if is_new:
             opened = new_run(parts, root, why_new)
-            at_end.push(partial(delete_if_refused, opened.folder))
-            at_end.callback(opened.unlock)
-        if not several():  # until the loop handles signals; with several processes, JAX does
-            end_at_signals(opened.folder, temporary, is_new)
+            hold(opened, is_new=True)
         parts, sets, record = with_data(opened, parts, recipe)
         with together():
             changed = [] if is_new else changes(opened, record, override)
@@ -102,10 +109,7 @@ def train(parts, root, named=None, override=False, temporary=None, observers=())
         former = opened.folder
         if opened.branches:
             opened, record = branched(opened, parts.run_name, record)
-            at_end.push(partial(delete_if_refused, opened.folder))
-            at_end.callback(opened.unlock)
-            if not several():
-                end_at_signals(opened.folder, temporary, new=True)
+            hold(opened, is_new=True)
         if parts is not as_built:  # preprocessing has its statistics now
             recipe = compose(parts, recipe.plan)
 
