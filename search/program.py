@@ -10,7 +10,7 @@ from pathlib import Path
 from file_io import lines_of, parse_json, read_json
 from search.sweep_folder import with_values
 from training.checkpoint import storage
-from training.checkpoint.retention import EVALUATOR, Kept, measured, protect
+from training.checkpoint.keeper import EVALUATOR, Kept, protect
 from training.runs.divergence import advice, description_of_bad_step
 from training.runs.folder import FINISHED, plain, write_json
 from training.watching.metric_log import FILE, MOST_BYTES, line_of
@@ -165,13 +165,11 @@ def write_checkpoints(program, folder, replica, count, records, own, lengths, op
     kept, each, last = Kept(), {}, list(records.values())[-1]
     for name, record in records.items():
         metrics = own_values(record["metrics"], replica, count)
-        evaluated = own_values(measured(record), replica, count)
+        evaluated = own_values(record["evaluated"] or {}, replica, count)
         kept = kept.add(name, evaluated.get(options.monitor), options, name in last["regular"])
         at = record["lengths"]
         of_logs = {"lengths": at | {FILE: lengths[at.get(FILE, 0)]}, "metrics": metrics}
-        each[name] = own | of_logs | kept._asdict()
-        if "evaluated" in record:
-            each[name]["evaluated"] = evaluated
+        each[name] = own | of_logs | kept._asdict() | {"evaluated": evaluated}
     numbers = read_json(program / "config.json")["training"]["vary"]
     probed = not any(path.startswith("model.") for path in numbers)  # else with those of the first
     for name in kept.names():
@@ -180,4 +178,8 @@ def write_checkpoints(program, folder, replica, count, records, own, lengths, op
         arrays = {n: a for n, a in arrays.items() if probed or not n.startswith("probe/")}
         record = record | {"memories": {}} | each[name]
         storage.save(folder / f"{name}{suffix}", arrays, record)
-    return kept.summary_of_best(options.monitor, records)
+    if not kept.best:
+        return None
+    name, value = kept.best[0]
+    where = {key: records[name][key] for key in ("epoch", "step")}
+    return {"name": name, **where, "monitor": options.monitor, "value": value}

@@ -4,6 +4,7 @@ recipe, for `fit` and for the command line alike."""
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Never
@@ -41,8 +42,7 @@ from training.runs.argument_checks import check_pairs
 from training.runs.arguments import ALL_DEVICES, EVERY_EPOCH, check_known, own_record, recipe_of
 from training.runs.divergence import Divergence
 from training.runs.first_lines import FirstLines
-from training.runs.recovery import best_of, check_unchanged, point_of
-from training.runs.resume import holding
+from training.runs.resume import check_unchanged, holding, point_of
 from training.runs.sets import check_iterators, datasets
 from training.runs.shape_check import check_names, reported_names
 from training.trainer import Trainer
@@ -255,7 +255,7 @@ def assemble(
         *recipe.callbacks,
         *observers,
     ]
-    best = (lambda: best_of(keeper, trainer)) if keeper else None
+    best = partial(keeper.best, trainer) if keeper else None
     return Loop(run, recipe, team, view, reader, clock, rates, Signals(), best), start
 
 

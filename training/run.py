@@ -50,7 +50,7 @@ class Run:
     budget_exhausted: str | None = None  # the option that set the budget that ended it
     signal: str | None = None  # the signal that ended it early
     untested: bool = False  # whether the final test is still to be done
-    best: Any = None  # at the end, a Best of training/runs/recovery.py; None without a folder
+    best: Any = None  # at the end, a Best of training/checkpoint/keeper.py; None without a folder
     # the first replica's (params, state) of `best`, if the run ends with these and not the latest
     restored: Any = None
     # whether all trackers ended; a stuck one would also block the interpreter

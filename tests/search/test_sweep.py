@@ -29,7 +29,7 @@ from tests.processes import run as run_train
 from tests.test_resume import SMALL
 from tests.training.browser import PROGRAM, browser
 from tests.training.report.saved_run import EVIL, rows, save
-from training.checkpoint.retention import protected
+from training.checkpoint.keeper import protected
 from training.checkpoint.storage import load
 from training.options import CheckpointOptions
 from utils import UserError
