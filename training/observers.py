@@ -135,6 +135,10 @@ def name_of(observer):
     return type(observer).__name__
 
 
+def every_of(observer):
+    return getattr(observer, "every", None)
+
+
 def steps_left(every, step, position):
     """The steps until this is due by the number of steps alone."""
     every = every or {}
