@@ -80,9 +80,17 @@ logger = logging.getLogger("main")
 
 NEVER = 2**30  # steps until an observer is due that need not see any step
 SAVES = ("best", "last", "whole")  # kinds of checkpoints; of several replies, the last kind counts
-EVENTS = ("on_start", "on_batch", "on_steps", "on_evaluated", "on_row", "on_bad", "on_save")
-EVENTS += ("on_end",)
-TAKES = {"on_batch": 2, "on_evaluated": 3, "on_row": 2, "on_bad": 2, "on_save": 3}  # arguments
+# {method: its arguments}
+EVENTS = {
+    "on_start": ("run",),
+    "on_batch": ("run", "batch"),
+    "on_steps": ("run",),
+    "on_evaluated": ("run", "name", "values"),
+    "on_row": ("run", "row"),
+    "on_bad": ("run", "bad"),
+    "on_save": ("run", "take", "kind"),
+    "on_end": ("run",),
+}
 REPLIES = ("stop", "pause", "evaluate", "save", "values", "lr_scale", "back_to")
 LARGEST = 3.4e38  # about the largest number of float32
 
@@ -133,6 +141,10 @@ class Point(NamedTuple):
 def name_of(observer):
     """The name of an observer in messages."""
     return type(observer).__name__
+
+
+def every_of(observer):
+    return getattr(observer, "every", None)
 
 
 def steps_left(every, step, position):
@@ -318,63 +330,71 @@ def check_observers(observers):
         raise UserError(f"callbacks: must be a list, got {observers!r}")
     for observer in observers:
         if isinstance(observer, type):
-            call = f"{observer.__name__}({', '.join(required(observer))})"
-            raise UserError(f"callbacks: {observer.__name__} is a class; pass an object: {call}")
-        name = name_of(observer)
-        has_any = any(hasattr(observer, each) for each in (*EVENTS, "close", "needs", "metrics"))
+            name = observer.__name__
+            raise UserError(f"callbacks: {name} is a class; pass an object: {name}(...)")
+        place = f"callbacks: {name_of(observer)}"
         for event in dir(observer):
-            if event.startswith("on_") and event not in EVENTS:
-                known = ", ".join(EVENTS)
-                raise UserError(f"callbacks: {name} has {event!r}, which is not called ({known})")
-            if event in EVENTS and not takes(getattr(observer, event), TAKES.get(event, 1)):
-                form = {"on_batch": "run, batch", "on_evaluated": "run, name, values"}
-                form |= {"on_row": "run, row", "on_bad": "run, bad", "on_save": "run, take, kind"}
-                form = f"def {event}(self, {form.get(event, 'run')})"
-                raise UserError(f"callbacks: {name}.{event} must take its arguments: {form}")
-        if isinstance(observer, str) or not has_any:
+            if event.startswith("on_"):
+                check_method(place, observer, event)
+        has_any = any(hasattr(observer, each) for each in (*EVENTS, "close", "needs", "metrics"))
+        if not has_any:
             raise UserError(
                 f"callbacks: {observer!r} has no method that is called ({', '.join(EVENTS)}); "
                 "a callback is an object, as early_stopping(patience=3) returns one"
             )
-        check_every(f"callbacks: {name}.every", getattr(observer, "every", None))
-        check_reports(name, observer)
+        check_every(f"{place}.every", every_of(observer))
+        check_reports(place, observer)
         for need in getattr(observer, "needs", ()):
             if need not in NEEDS:
                 raise UserError(
-                    f"callbacks: {name} needs {need!r}, which is not measured ({', '.join(NEEDS)})"
+                    f"{place} needs {need!r}, which is not measured ({', '.join(NEEDS)})"
                 )
         for label, rule in getattr(observer, "metrics", {}).items():
             if not isinstance(rule, Tracked):
-                where = f"callbacks: {name}.metrics[{label!r}]"
+                where = f"{place}.metrics[{label!r}]"
                 raise UserError(f"{where} must be tracked(function, ...) of training.base")
+
+
+def check_method(place, observer, event):
+    """Refuse a method that is never called, or that does not take its arguments."""
+    if event not in EVENTS:
+        known = ", ".join(EVENTS)
+        raise UserError(f"{place} has {event!r}, which is not called ({known})")
+    with suppress(ValueError):  # Python knows no signature
+        try:
+            inspect.signature(getattr(observer, event)).bind(*EVENTS[event])
+        except TypeError as error:
+            form = f"def {event}(self, {', '.join(EVENTS[event])})"
+            raise UserError(f"{place}.{event} must take its arguments: {form}") from error
 
 
 def check_every(where, every):
     """Refuse an `every` that is never due."""
     keys = ("steps", "batches", "epochs", "seconds", "at")
-    fits = every is None or (isinstance(every, dict) and every.keys() <= {*keys})
-    for key, number in (every or {}).items() if fits else ():
-        whole = isinstance(number, int) and not isinstance(number, bool)
-        fits = fits and (whole or key == "seconds") and number > 0
-    if not fits:
-        raise UserError(
-            f"{where}: must be None or a dict such as {{'steps': 100}} or {{'epochs': 1}}, "
-            f"with numbers above 0 and keys of {', '.join(keys)}; got {every!r}"
-        )
 
+    def fits(key, number):
+        is_number = type(number) is int or (key == "seconds" and type(number) is float)
+        return key in keys and is_number and number > 0
 
-def check_reports(name, observer):
-    """Refuse names of values that an observer cannot return."""
-    if not hasattr(observer, "reports") or callable(observer.reports):
+    if every is None or (isinstance(every, dict) and all(map(fits, every, every.values()))):
         return
-    names, form = observer.reports, '("val_auc",)'
-    is_names = isinstance(names, list | tuple) and all(isinstance(n, str) for n in names)
-    if not is_names or not all(re.match("[a-z0-9-]+_", n) for n in names):
-        raise UserError(f"callbacks: {name}.reports must be names as {form}, got {names!r}")
+    raise UserError(
+        f"{where}: must be None or a dict such as {{'steps': 100}} or {{'epochs': 1}}, "
+        f"with numbers above 0 and keys of {', '.join(keys)}; got {every!r}"
+    )
+
+
+def check_reports(place, observer):
+    """Refuse names of values that an observer cannot return."""
+    names = getattr(observer, "reports", ())
+    if callable(names):
+        return
+    is_names = isinstance(names, list | tuple)
+    if not is_names or not all(re.match("[a-z0-9-]+_", str(name)) for name in names):
+        form = '("val_auc",)'
+        raise UserError(f"{place}.reports must be names as {form}, got {names!r}")
     if names and not hasattr(observer, "on_evaluated"):
-        raise UserError(
-            f"callbacks: {name} reports {names[0]!r}, and has no on_evaluated to return it"
-        )
+        raise UserError(f"{place} reports {names[0]!r}, and has no on_evaluated to return it")
 
 
 def reported_by(observer, sets):
@@ -382,24 +402,6 @@ def reported_by(observer, sets):
     names = getattr(observer, "reports", ())
     names = names(sets) if callable(names) else names
     return [name for name in names if name.split("_")[0] in sets]
-
-
-def required(cls):
-    """The arguments without a default with which a class is called."""
-    with suppress(ValueError, TypeError):
-        parameters = inspect.signature(cls).parameters.values()
-        return [p.name for p in parameters if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
-    return []
-
-
-def takes(function, count):
-    """Whether a function can be called with so many arguments, as far as Python knows."""
-    with suppress(ValueError):  # it has no signature
-        try:
-            inspect.signature(function).bind(*[None] * count)
-        except TypeError:
-            return False
-    return True
 
 
 def check_callbacks(recipe, data):

@@ -7,6 +7,8 @@ import logging
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -179,6 +181,65 @@ def test_a_resumed_run_ends_with_the_same_bits_and_rows(tmp_path, form, stop):
     assert_same(resumed, undisturbed)
     assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
     assert [r["epoch"] for r in resumed.history] == [r["epoch"] for r in undisturbed.history]
+
+
+class Interrupting:
+    """A test set. While it is evaluated for the `number`-th time, the process gets a signal."""
+
+    def __init__(self, number=None, sent=signal.SIGTERM):
+        self.number, self.sent, self.evaluations = number, sent, 0
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, i):
+        self.evaluations += i == 30
+        if i == 30 and self.evaluations == self.number:
+            os.kill(os.getpid(), self.sent)
+        return X[i], Y[i]
+
+
+def train_with_evaluations_every_3_steps(folder, test, **settings):
+    monitored = {"every_steps": 2, "monitor": "test_loss", "save_top_k": 2, "keep": 2}
+    plateau = reduce_on_plateau("test_loss", patience=1, min_delta=10.0)
+    return fit(
+        mlp((6,), 3, dims=(16,), dropout=0.2), (X, Y), test, folder=folder, optimizer=adam(lr=0.01),
+        epochs=EPOCHS, batch_size=32, eval_batch_size=10, eval_every={"steps": 3}, seed=5,
+        log={"every_steps": 3}, checkpoint=CheckpointOptions(**monitored),
+        callbacks=[plateau, early_stopping(patience=100)], **settings,
+    )  # fmt: skip
+
+
+KILLED = """
+import signal, sys
+from pathlib import Path
+from tests.training.runs.test_recovery import *
+test = Interrupting(int(sys.argv[2]), signal.SIGKILL)
+train_with_evaluations_every_3_steps(Path(sys.argv[1]), test)
+"""
+
+
+# The evaluations are at steps 3, 6, 9, ..., 21; an epoch has 7 steps, so that the last one is at
+# the end of an epoch.
+@pytest.mark.parametrize("number", [2, 5, pytest.param(7, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sent", ["SIGTERM", pytest.param("SIGKILL", marks=pytest.mark.slow)])
+def test_a_run_interrupted_in_an_evaluation_within_an_epoch_ends_with_the_same_bits_and_rows(
+    tmp_path, number, sent
+):
+    undisturbed = train_with_evaluations_every_3_steps(tmp_path / "whole", Interrupting())
+    if sent == "SIGTERM":
+        cut = train_with_evaluations_every_3_steps(tmp_path / "cut", Interrupting(number))
+        assert cut.step == 3 * number and cut.cut_short and cut.signal == sent
+    else:
+        arguments = [sys.executable, "-c", KILLED, str(tmp_path / "cut"), str(number)]
+        root = Path(__file__).resolve().parents[3]
+        assert subprocess.run(arguments, cwd=root).returncode == -signal.SIGKILL
+    resumed = train_with_evaluations_every_3_steps(tmp_path / "cut", Interrupting(), resume=True)
+    assert_same(resumed, undisturbed)
+    assert resumed.finished
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+    evaluated = [row["step"] for row in rows(tmp_path / "cut") if "test_loss" in row]
+    assert evaluated == [3, 6, 9, 12, 15, 18, 21]
 
 
 class Uneven:
