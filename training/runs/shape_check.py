@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from data_loader.loader import batch_of_copies
 from training.checkpoint.pretrained import is_merged, pretrained_from
 from training.checkpoint.storage import check_format
-from training.contracts import check_metrics
+from training.contracts import check_metrics, explained
 from training.devices.sharding import shard_bytes
 from training.loss import cross_entropy
 from training.metrics import accuracy, covers, f1, perplexity, phase_of, top_k_accuracy
@@ -63,7 +63,8 @@ def check_varied_numbers(recipe, ts, batch):
     that draws the first params, and of the step."""
 
     def step(numbers, ts, batch):
-        own = recipe.with_numbers(numbers)
+        with explained("the parts cannot be made of them"):
+            own = recipe.with_numbers(numbers)
         update = own.make_update(unroll=False)
         update.init(own.model.init(jax.random.key(0))[0])
         return update.step(ts, batch, 1)
