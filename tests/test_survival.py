@@ -145,7 +145,7 @@ def assert_same_run(folder, reference, more_saved):
         assert arrays.keys() == expected.keys()
         for leaf, array in expected.items():
             np.testing.assert_array_equal(arrays[leaf], array, err_msg=leaf, strict=True)
-        for key in ("step", "best", "callbacks", "metrics"):
+        for key in ("step", "best", "memories", "metrics"):
             assert record[key] == expected_record[key]
     assert rows(folder) == rows(reference)
     for name in ("gradient_spikes.jsonl", "pictures/confusion_matrix-val.json"):
