@@ -236,9 +236,11 @@ def assemble(
     own_folder = Path(folder) if folder and is_first() else None  # in the process that writes
     log = metric_log(recipe, own_folder, record, checkpoint)
     keeper = Keeper(folder, recipe.checkpoint, record, probe) if folder else None
-    seen = {"recipe": recipe, "sets": sets, "folder": own_folder, "config": record["config"]}
-    seen |= {name: record.get(name) for name in ("classes", "tokenizer")}
-    view = View(run, lambda: rates(run.step), publish=log.publish, **seen)
+    view = View(
+        run, recipe, lambda: rates(run.step),
+        sets=sets, folder=own_folder, config=record["config"], publish=log.publish,
+        classes=record.get("classes"), tokenizer=record.get("tokenizer"),
+    )  # fmt: skip
     histograms = log.publish.channels_for("histogram")
     monitor = recipe.checkpoint.monitor if keeper else None
     tokens = getattr(sets["train"], "tokens_per_example", None)
