@@ -247,7 +247,7 @@ def launch_processes(count, config, build_parts):
 def fast_dev_run(config, build_parts):
     """--fast-dev-run: two steps of everything in a temporary folder, so that any mistake shows
     within seconds."""
-    from training.devices import processes
+    from training import processes
     from training.runs.start import train
 
     parts = build_parts(config)  # the values that are changed below must be valid
@@ -290,7 +290,7 @@ def positions(nodes, name):
 def leave(code):
     """End with an exit code. A process that failed does not wait for threads that still compile
     programs, nor for other processes, which may never end."""
-    processes = sys.modules.get(f"{PACKAGE}training.devices.processes")
+    processes = sys.modules.get(f"{PACKAGE}training.processes")
     compiling = any(thread.name.startswith("compile") for thread in threading.enumerate())
     alone = code in (FAILED, BAD_INPUT) and processes and processes.several()
     if alone or (code != DONE and compiling):

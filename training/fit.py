@@ -23,7 +23,6 @@ from training.checkpoint.pretrained import (
 from training.checkpoint.probe import Probe, probe_input
 from training.checkpoint.storage import check_format
 from training.devices.options import MeshOptions
-from training.devices.processes import is_first, several
 from training.devices.signals import Signals
 from training.devices.utilisation import utilisation
 from training.loop import Loop
@@ -37,6 +36,7 @@ from training.options import (
     LoggingOptions,
     PretrainedOptions,
 )
+from training.processes import is_first, several
 from training.run import Clock, LearningRates, Run
 from training.runs.argument_checks import check_pairs
 from training.runs.arguments import ALL_DEVICES, EVERY_EPOCH, check_known, own_record, recipe_of

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from training.devices.processes import agreed, from_first, is_first, several
 from training.observers import (
     NEVER,
     SAVES,
@@ -30,6 +29,7 @@ from training.observers import (
     reported_by,
     steps_left,
 )
+from training.processes import agreed, from_first, is_first, several
 from training.rows import GOOD
 from training.run import examples_of
 from training.transforms import check_rate

@@ -20,7 +20,7 @@ from training.base import key_data, without_frozen
 from training.checkpoint import storage
 from training.checkpoint.record import FORMAT
 from training.checkpoint.trees import weights_of
-from training.devices.processes import from_first, is_first, several, together
+from training.processes import from_first, is_first, several, together
 from training.run import NOT_VALUES
 from utils import RunError
 

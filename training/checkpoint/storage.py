@@ -20,7 +20,7 @@ from ranges import local_path
 from training.base import key_data
 from training.checkpoint import orbax_folder, safetensor_file
 from training.checkpoint.record import check_record
-from training.devices.processes import from_first, is_first
+from training.processes import from_first, is_first
 from utils import Damaged, UserError, echo, named_leaves, quoted
 
 SUFFIXES = {"safetensors": ".params", "orbax": ".orbax"}  # {format: suffix of its checkpoints}

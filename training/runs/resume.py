@@ -22,7 +22,8 @@ from training.checkpoint.keeper import LOGS
 from training.checkpoint.pretrained import check_frozen
 from training.checkpoint.probe import check_meaning, probe_of
 from training.checkpoint.trees import check_fits, weights_of
-from training.devices.processes import (
+from training.observers import Point
+from training.processes import (
     check_alike,
     check_visible,
     from_first,
@@ -30,7 +31,6 @@ from training.devices.processes import (
     several,
     together,
 )
-from training.observers import Point
 from training.runs.folder import FINISHED, flat, new_folder
 from training.watching import metric_log
 from utils import WINDOWS, RunError, UserError, cut, first_line, quoted, relative_path

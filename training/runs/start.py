@@ -11,16 +11,16 @@ import jax
 
 from data_loader.base import class_names, loaded, tokenizer_json
 from data_loader.loader import held_out
+from training import processes
 from training.base import has_frozen
 from training.checkpoint.pretrained import check_arguments
 from training.checkpoint.trees import check_fits
-from training.devices import processes
-from training.devices.processes import check_alike, from_first, is_first, several, together
 from training.devices.sharding import Plan
 from training.devices.signals import end_at_signals
 from training.fit import train_recipe
 from training.observers import check_callbacks, check_observers
 from training.preprocess import bound, fitted, recorded_statistics, with_statistics
+from training.processes import check_alike, from_first, is_first, several, together
 from training.recipe import compose
 from training.runs import folder as run_folder
 from training.runs.resume import (

@@ -9,8 +9,8 @@ import jax
 from data_loader.tokenizers.saved import from_json
 from model.generate import generate
 from training.devices.placing import fetched
-from training.devices.processes import several
 from training.objective import outputs, with_precision
+from training.processes import several
 from utils import UserError
 
 # What a Run has besides, which is not for observers.

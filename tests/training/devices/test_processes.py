@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.processes import finished, start_all
-from training.devices import processes
+from training import processes
 
 
 def test_one_process_alone_exchanges_nothing():
