@@ -67,7 +67,7 @@ def checkpoint_after(epoch):
 
 def failed_in(record):
     """{replica: (the steps before the bad one, why)} in the record of a checkpoint."""
-    memory = record["memories"].get("EachTrial", {"failed": ()})
+    memory = record["memories"].get(EachTrial.__name__, {"failed": ()})
     return {replica: (step, why) for replica, step, why in memory["failed"]}
 
 
@@ -176,7 +176,8 @@ def write_checkpoints(program, folder, replica, count, records, own, lengths, op
         suffix = storage.files(program, name)[0].suffix
         arrays, record = storage.load(storage.places(program, name, count, suffix)[replica])
         arrays = {n: a for n, a in arrays.items() if probed or not n.startswith("probe/")}
-        record = record | {"memories": {}} | each[name]
+        memories = {k: m for k, m in record["memories"].items() if k != EachTrial.__name__}
+        record = record | {"memories": memories} | each[name]
         storage.save(folder / f"{name}{suffix}", arrays, record)
     if not kept.best:
         return None

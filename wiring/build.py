@@ -122,17 +122,15 @@ def compiled(whole, facts, problems):
     parts = made(whole, ("augment", "metrics", "schedule"), facts, problems)
     parts["metrics"] = labelled(whole.args["metrics"], parts["metrics"], problems)
     if schedule := parts["schedule"]:
-        stepping = {key: whole.args[key] for key in ("update", "optimizer")}
-        scheduled = {k: with_schedule(v, schedule) for k, v in stepping.items() if tree.is_whole(v)}
+        nodes = {key: whole.args[key] for key in ("update", "optimizer")}
+        scheduled = {k: with_schedule(v, schedule) for k, v in nodes.items() if tree.is_whole(v)}
         whole = replace(whole, args=whole.args | scheduled)
     others = ("model", "loss", "objective", "update", "optimizer")
     parts |= made(whole, others, facts, problems)
     if kind_of(parts["optimizer"]) == "gradients":
         problems.append(Bad("optimizer", NO_STEP))
-    parts["rates"], parts["optimizer_rates"] = {}, []
-    if not problems:
-        of = rates(whole.args["update"], whole.args["optimizer"], facts)
-        parts["rates"], parts["optimizer_rates"] = of
+    stepping = whole.args["update"], whole.args["optimizer"]
+    parts["rates"] = {} if problems else rates(*stepping, facts)
     return parts
 
 

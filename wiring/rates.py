@@ -135,8 +135,7 @@ def multiply(found, factor):
 
 
 def rates(update, optimizer, facts):
-    """({name: a learning rate, as a number or a function of the step}, the names of those in
-    `optimizer`)."""
+    """{name: a learning rate, as a number or a function of the step}"""
     in_update, own = factors_of(update, facts), factors_of(optimizer, facts)
     stepped_by = next(iter(arguments(update.function, 1)), "optimizer")
     ends = [part.path.split(".")[2] for part, _ in in_update]
@@ -145,7 +144,7 @@ def rates(update, optimizer, facts):
     names = with_more(names, [part.name.rpartition(".")[2] for part, _ in in_update + own])
     names = with_more(names, [names[:i].count(name) for i, name in enumerate(names)])
     values = [product(factors) for _, factors in in_update + own]
-    return dict(zip(names, values, strict=True)), names[len(in_update) :]
+    return dict(zip(names, values, strict=True))
 
 
 def with_more(names, more):
