@@ -142,7 +142,8 @@ def do(arguments):
         joining.join(config.get("distributed"))
     if arguments.fast_dev_run:
         return fast_dev_run(config, build_parts)
-    config |= {"schedule": None} if finds else {}
+    if finds:  # these commands try rates or sizes themselves
+        config |= {"schedule": None}
     if arguments.check:
         return check(build_parts(config), config, layers)
     with shown_if_slow(f"Importing JAX and building the parts of {file.name}", early=trains):

@@ -1,9 +1,9 @@
-"""The protocols of training: every kind of part that a config can name, on one page.
+"""The protocols of training, on one page; Model is in model/base.py, and Data, Batch, Tokenizer and
+Parsed are in data_loader/base.py.
 
-A part is a public function whose return annotation is its kind. `Optimizer`, `Schedule`,
-`Objective` and `Update` come from factories: the config's args are the arguments of the factory.
-`Loss`, `Metric`, `Preprocessed` and `Augmented` are returned by plain functions of one example: the
-config's args are their keyword-only arguments.
+A part is a public function whose return annotation is its kind. For an `Optimizer`, a `Schedule`, a
+`Callback` or a `Tracker`, a config gives all arguments of the function; for the others those after
+the ones that training passes (`given` in training/kinds.py).
 """
 
 from collections.abc import Callable
@@ -172,7 +172,8 @@ def evaluated_part(tree):
 
 
 class StepResult(NamedTuple):
-    """What a step computes. The run accepts the new state unless something is not finite."""
+    """What the step of an Update computes; `accepting` (training/update.py) keeps or refuses it, on
+    the device."""
 
     new: TrainState  # with the new params, state, opt and ema
     grads: Any

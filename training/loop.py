@@ -114,9 +114,10 @@ class Loop:
             self.poll()
             if first.save:
                 self.save(first.save)
-            self.end_if_spent()
+            if not self.open_at:
+                self.end_if_spent()
             ended = False
-            while not ended:
+            while not ended:  # a save finds a state that is not finite, and the run may go back
                 while not run.finished and not run.stopped:
                     self.epoch()
                 ended = self.save("last" if run.finished else "whole")
@@ -148,8 +149,10 @@ class Loop:
         self.trainer.prepare()
         self.resumed_at, self.rates = run.position, self.learning_rates(run.step)
         self.clock.start_training(examples_of(run.sums.epoch), examples_of(run.sums.line))
-        if self.open_at == "steps" and self.serve():
-            return
+        if self.open_at == "steps":
+            if self.serve():
+                return
+            self.end_if_spent()
         for chunk, bad in self.chunks():
             if self.boundary(chunk, bad):
                 return  # the run went back, and this epoch begins again from there
@@ -235,7 +238,7 @@ class Loop:
         self.signals.has_trained = True
         run.step, run.position = run.step + chunk.steps, chunk.position
         bad = self.bad_steps(rows, first)
-        if self.trainer.halts:  # the rows after a bad step are none
+        if self.trainer.halts:  # the steps after a bad one were refused
             ends = {each.replica: each.step - first for each in bad}
             rows = [cut(own, ends.get(replica)) for replica, own in enumerate(rows)]
         run.sums.add(rows)
@@ -370,7 +373,7 @@ class Loop:
             run.stopped_by = run.budget_exhausted = why
 
     def poll(self):
-        """Return whether a signal ends the run here."""
+        """Stop the run if a signal has arrived, and return whether one has."""
         run = self.run
         if not run.signal and (name := self.signals.received()):
             run.stopped, run.signal = True, name
@@ -409,7 +412,8 @@ class Loop:
             if every is None or not limited:
                 return True
             at_end = self.open_at == "epoch" and is_due_at_end(every, run.epoch)
-            return at_end or steps_left(every, run.step - 1, run.position - 1) == 1
+            due_here = steps_left(every, run.step - 1, run.position - 1) == 1
+            return at_end or due_here
 
         return [i for i, each in enumerate(self.observers) if is_due(each)]
 
@@ -621,5 +625,5 @@ def cut(rows, end):
 
 
 def most(*kinds):
-    """The kind of a checkpoint that serves all who ask for one."""
+    """The kind of a checkpoint that satisfies all of these requests."""
     return max([kind for kind in kinds if kind], key=SAVES.index, default=None)

@@ -4,14 +4,15 @@ object with any of these attributes and methods. The loop (training/loop.py) cal
 the order of its list, each with the run, of which everything can be read and nothing can be set
 (training/watching/view.py).
 
-every     when `on_steps` and `on_evaluated` are called, as data. {"steps": n}: after every n-th
-          step of the run; {"batches": n}: after every n-th batch of an epoch; {"epochs": n};
-          {"seconds": s}: after the first chunk that ends so much later; {"at": step}: once; {}:
-          never. Several keys: after each of these. Without it, or if it is None: at log lines, and
-          at all evaluations. An object may set another one in any of its methods
-late      True: it reads only numbers that are reported, so that later steps may be in progress. It
-          is called in process 0 alone, and replies nothing. The others are called in all processes,
-          and wait for the steps
+every     when `on_steps` is called, and at which evaluations of held-out sets `on_evaluated`, as
+          data. {"steps": n}: after every n-th step of the run; {"batches": n}: after every n-th
+          batch of an epoch; {"epochs": n}; {"at": step}: once; {"seconds": s}: after the first
+          chunk that ends so much later than the last time (no evaluation is chosen by seconds);
+          {}: never. Several keys: after each of these. Without it, or if it is None: at log lines,
+          and at all evaluations. An object may set another one in any of its methods
+late      True: it reads only reported numbers. It is called in process 0 alone and returns nothing,
+          and the next chunk may already be running. All other observers are called in every
+          process, before further steps are sent
 memory    what it must remember: JSON, which every checkpoint holds, and which a resumed run sets
           again after `on_start`
 
@@ -19,21 +20,24 @@ on_start(run)                     before the first step; a run that is resumed i
 on_batch(run, batch)              after each step, with its raw batch; a chunk then has one step
 on_steps(run)                     some steps are done, and `every` is due
 on_evaluated(run, name, values)   a set was evaluated, or an epoch of "train" is done
-on_row(run, row)                  all values of an epoch, or of an evaluation, are known: numbers by
-                                  name, with "epoch" and "step"; with "end_of_epoch", "evaluation",
-                                  "initial" (of the initial params), or "final" (at the end)
+on_row(run, row)                  all values of an epoch, or of an evaluation, are known: {name:
+                                  number} with "epoch" and "step", and a key that says which row it
+                                  is: "end_of_epoch", "evaluation" (within an epoch), "initial" (of
+                                  the initial params) or "final" (at the end)
 on_bad(run, bad)                  a step, or the state, is not finite; `bad` is a Bad
 on_save(run, take, kind)          write a checkpoint of this kind; `take()` returns a Snapshot
-on_end(run)                       training has ended, and its last checkpoint is being written
+on_end(run)                       training has ended, and its last checkpoint is being written; the
+                                  test of test_at=end follows
 close(run)                        the run is over, however it ended; False: a thread is stuck
 
-All methods but the last two may return a dict, which is the only way to change the run:
+All methods but the last three may return a dict, which is the only way to change the run:
 
 stop      True, or the reason: end the run for good, as early stopping does
 pause     the reason: end the run here, to be resumed later, as after a signal
-evaluate  True: evaluate the held-out sets here
+evaluate  True: evaluate the held-out sets here; only from `on_steps`
 save      "last": write a checkpoint here; "best": one that is kept only as long as it is among the
-          best; "whole": one from which the run can be resumed, whatever the options say
+          best; "whole": one from which the run can be resumed, whatever the options say; only from
+          `on_start`, `on_steps`, and `on_row` of an epoch or within one
 values    {"test_x": number}, from `on_evaluated` alone: they join the metrics of the set
 lr_scale  a factor for every later update, instead of the one that this object returned before; the
           factors of all observers are multiplied
@@ -91,7 +95,14 @@ EVENTS = {
     "on_save": ("run", "take", "kind"),
     "on_end": ("run",),
 }
-REPLIES = ("stop", "pause", "evaluate", "save", "values", "lr_scale", "back_to")
+REPLYING = tuple(event for event in EVENTS if event not in ("on_save", "on_end"))
+# {what a reply may have: the methods that may return it}
+REPLIES = dict.fromkeys(("stop", "pause", "lr_scale"), REPLYING) | {
+    "evaluate": ("on_steps",),
+    "save": ("on_start", "on_steps", "on_row"),
+    "values": ("on_evaluated",),
+    "back_to": ("on_bad",),
+}
 LARGEST = 3.4e38  # about the largest number of float32
 
 
@@ -100,7 +111,8 @@ class Every(TypedDict, total=False):
 
     steps: Count  # after every n-th step
     epochs: Count  # after every n-th epoch
-    seconds: Positive  # after the first steps that end so much later
+    batches: Count  # after every n-th batch of an epoch
+    seconds: Positive  # after the first chunk that ends so much later than the last time
     at: Count  # after this step
 
 
@@ -110,7 +122,7 @@ EVERY_EPOCH: Every = {"epochs": 1}
 class Bad(NamedTuple):
     """What is not finite: in a step of a replica, or in the state of a replica after a step."""
 
-    step: int  # the number of steps before the bad one, or those that were taken
+    step: int  # of a bad step, how many steps came before it; of a state, how many were taken
     leaf: str  # the name of the first array that is not finite
     replica: int
     of_state: bool  # whether it is in the state, though all losses and gradients were finite
@@ -239,11 +251,11 @@ def checked(observer, event, reply):
         raise UserError(f"{where} returned {reply!r}; with `late`, it cannot change the run")
     if reply.get("save") not in (None, True, False, *SAVES):
         raise UserError(f"{where} returned save={reply['save']!r}; allowed: {', '.join(SAVES)}")
-    if reply.get("back_to") and event != "on_bad":
-        raise UserError(f"{where} returned back_to, which only on_bad can")
+    for key in [key for key in reply if event not in REPLIES[key]]:
+        raise UserError(f"{where} returned {key}, which only {', '.join(REPLIES[key])} may return")
     reply = reply | {"save": "last" if reply.get("save") is True else reply.get("save") or None}
     if "values" in reply:
-        reply = reply | {"values": checked_values(where, reply["values"], event)}
+        reply = reply | {"values": checked_values(where, reply["values"])}
     scale = reply.get("lr_scale", 1.0)
     with suppress(TypeError, ValueError):
         if 0 <= scale <= LARGEST:
@@ -251,13 +263,9 @@ def checked(observer, event, reply):
     raise UserError(f"{where} returned lr_scale={scale!r}; it must be from 0 to {LARGEST:.1e}")
 
 
-def checked_values(where, values, event):
-    """{name: number} that a method returned. Refuse values that are not numbers, or that come
-    from a method that follows no evaluation."""
-    is_dict = isinstance(values, dict)
-    if is_dict and values and event != "on_evaluated":
-        raise UserError(f"{where} returned values; only on_evaluated may")
-    if is_dict and all(re.match(r"[a-z0-9-]+_", str(name)) for name in values):
+def checked_values(where, values):
+    """{name: number} that a method returned."""
+    if isinstance(values, dict) and all(re.match(r"[a-z0-9-]+_", str(name)) for name in values):
         plain = {name: as_number(value) for name, value in values.items()}
         if all(isinstance(value, int | float) for value in plain.values()):
             return plain
@@ -310,7 +318,7 @@ def remember(observers, stored, path):
         if not hasattr(observer, "memory"):
             continue
         if key not in stored:
-            logger.warning("%s is not in the checkpoint, so its memory begins anew", key)
+            logger.warning("%s is not in the checkpoint, so its memory starts empty", key)
             continue
         memory = stored[key]
         if not is_alike(memory, map_nest(as_number, observer.memory)):
@@ -343,6 +351,10 @@ def check_observers(observers):
                 "a callback is an object, as early_stopping(patience=3) returns one"
             )
         check_every(f"{place}.every", every_of(observer))
+        only_evaluated = hasattr(observer, "on_evaluated") and not hasattr(observer, "on_steps")
+        if only_evaluated and "seconds" in (every_of(observer) or {}):
+            fix = "evaluations are chosen by steps, batches or epochs"
+            raise UserError(f"{place}.every: by seconds, it would never be called; {fix}")
         check_reports(place, observer)
         for need in getattr(observer, "needs", ()):
             if need not in NEEDS:

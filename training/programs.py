@@ -1,11 +1,12 @@
 """The compiled programs of a run. Each is compiled once, before or at its first call; a call with
 other shapes is then an error, not a second compilation.
 
-A step is step(const, carry, batch, valid) -> (carry, row). In training the carry is the TrainState;
-in evaluation it is the number of examples so far, and the constants are the params and state. A
-program returns (carry, rows): the carry is donated to the next call, and the host reads the rows,
-one for each step (training/rows.py). The spec of an array is a jax.ShapeDtypeStruct: its shape, its
-type and, where it matters, its sharding.
+A step is step(const, carry, batch, valid) -> (carry, row). In training the carry is the TrainState,
+and the constants are the numbers of training.vary; in evaluation the carry is the number of
+examples so far, and the constants also hold the params and state. A program returns (carry, rows):
+the carry is donated to the next call, and the host reads the rows, one for each step
+(training/rows.py). The spec of an array is a jax.ShapeDtypeStruct: its shape, its type and, where
+it matters, its sharding.
 
 Programs compile in threads, several at the same time. They are traced in the calling thread, since
 JAX's settings belong to a thread.

@@ -1,5 +1,6 @@
-"""The recipe of a run: everything that is computed, composed once and passed to whatever needs it:
-the shape check, training, `--evaluate`, `--watch` and the export."""
+"""The recipe of a run: everything that is computed, composed by one function and passed to whatever
+needs it: the shape check, training, the searches for a learning rate and a batch size, `--evaluate`
+and `--watch`."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -42,7 +43,7 @@ class Recipe(NamedTuple):
     """What a run computes. `compose` makes it from the parts of a config or the arguments of
     `fit`."""
 
-    model: Any
+    model: Any  # it computes in float32; the objective applies training.precision
     objective: Objective
     optimizer: Optimizer
     make_update: Callable  # (unroll, steps in an epoch) -> Update

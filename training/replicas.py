@@ -1,4 +1,4 @@
-"""Replicas: several seeds trained side by side by calls of compiled programs."""
+"""Replicas: several runs with other seeds or numbers, trained side by side by compiled programs."""
 
 from operator import itemgetter
 

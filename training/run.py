@@ -33,7 +33,7 @@ class Run:
     completed: int = 0  # epochs trained to their end
     position: int = 0  # batches taken of the epoch in progress
     line_position: int = 0  # the position of the last log line in this epoch
-    step: int = 0  # batches taken in all
+    step: int = 0  # steps in all epochs, refused ones included
     metrics: dict = field(default_factory=dict)  # of the latest log line or epoch
     row: dict = field(default_factory=dict)  # the latest row of an epoch or an evaluation
     throughput: dict | None = None  # since the log line before, if one ends at this step

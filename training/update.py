@@ -21,7 +21,7 @@ SMALL = 2**12
 def gradient_update(
     objective, optimizer, *, accumulate: int = 1, ema: float | None = None, unroll: bool = False
 ) -> Update:
-    """The gradient of the mean loss over the genuine examples of a batch, through one optimizer."""
+    """The usual Update: one optimizer, and the gradient of the mean loss of genuine examples."""
 
     def init(params):
         return optimizer.init(params), None if ema is None else params

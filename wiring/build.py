@@ -136,12 +136,12 @@ def compiled(whole, facts, problems):
 
 def rebuilt(written, facts, parts, numbers):
     """`parts` with `numbers`, {path: number}, in place of those of training.vary: the numbers of
-    one replica, or the inputs of a program that is being compiled."""
+    one replica, or the inputs of a program that is being compiled. Nothing varies in them."""
     problems = []
     changed = compiled(tree.replaced(written, numbers), facts, problems)
     if problems:
         raise UserError(text_of_problems(tree.worth_reporting(problems), parts.source))
-    return SimpleNamespace(**vars(parts) | changed)
+    return SimpleNamespace(**vars(parts) | changed | {"vary": {}})
 
 
 def labelled(nodes, metrics, problems):

@@ -58,7 +58,7 @@ def converted(values, parameter, where):
     read = [form.read(value, f"{where}.{i}") for i, value in enumerate(values)]
     if not all(type(value) in (int, float) for value in read):
         raise Misfit(where, f"must be a list of numbers, found {show(values)}")
-    return read
+    return list(map(float, read)) if float in map(type, read) else read  # one type for a program
 
 
 def is_list(values):

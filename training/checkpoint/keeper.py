@@ -43,8 +43,8 @@ class Kept(NamedTuple):
     def add(self, name, value, options, regular=True):
         """What to keep with one more checkpoint, whose monitored metric is `value` (or None)."""
         last = [*(n for n in self.regular if n != name), name] if regular else list(self.regular)
-        best = [entry for entry in self.best if entry[0] != name]
-        if self.is_among_best(value, options):
+        best = tuple(entry for entry in self.best if entry[0] != name)  # it may be written again
+        if self._replace(best=best).is_among_best(value, options):
             best = sorted([*best, [name, value]], key=lambda entry: options.sign() * entry[1])
         last = last[-options.keep :] if options.keep else last
         return Kept(tuple(last), tuple(best[: options.save_top_k]))
@@ -165,12 +165,18 @@ class Keeper:
         whatever checkpoint.save_optimizer_state says."""
         self.wait()  # the previous write still reads the memory that take() uses again
         whole = kind == "whole" or self.options.save_optimizer_state
-        at, complete = self.saved
-        if at == (run.step, run.position) and (complete or run.finished or not whole):
-            return  # it is there already
         between_epochs = run.position == 0 and run.step > 0
         name = f"epoch_{run.completed}" if between_epochs else f"step_{run.step}"
-        self.latest_name = name = f"checkpoint-{name}"
+        name = f"checkpoint-{name}"
+        row = run.row if run.row.get("step") == run.step else {}
+        is_best = self.kept.is_among_best(row.get(self.monitor), self.options)
+        # After a signal within an evaluation, it is there already, but not its value.
+        lacks_value = is_best and name not in [best for best, _ in self.kept.best]
+        at, complete = self.saved
+        there = at == (run.step, run.position) and (complete or run.finished or not whole)
+        if there and not lacks_value:
+            return
+        self.latest_name = name
         snapshot = take()
         probes = None
         if several() and self.probe is not None:
@@ -180,7 +186,6 @@ class Keeper:
         logs = [self.folder / log for log in LOGS]
         lengths = {path.name: path.stat().st_size for path in logs if path.exists()}
         record = snapshot.record | {"whole": whole, "lengths": lengths, "monitor": self.monitor}
-        row = run.row if run.row.get("step") == run.step else {}
         self.start_writing(snapshot, record, name, probes, row, regular=kind != "best")
 
     def on_end(self, run):

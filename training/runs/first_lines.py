@@ -8,8 +8,8 @@ logger = logging.getLogger("main")
 
 
 class FirstLines:
-    """The observer that logs them. `monitor` is the metric of the best checkpoint, if the run has
-    one; `shows_histograms` says whether any tracker shows histograms."""
+    """The observer that logs these lines. `monitor` is the metric of the best checkpoint, or None;
+    `shows_histograms` says whether any tracker shows histograms."""
 
     def __init__(self, recipe, trainer, monitor, shows_histograms):
         self.recipe, self.trainer = recipe, trainer

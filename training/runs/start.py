@@ -63,8 +63,9 @@ def sizes_of(parts):
 
 
 def train(parts, root, named=None, override=False, temporary=None, observers=()):
-    """Begin a run, or resume the one that is named: a folder, a checkpoint, or auto. `temporary` is
-    a folder to delete when the process ends early; `observers` are added to those of every run."""
+    """Begin a run, or resume the one that is named (a folder, a checkpoint, or auto), train it, and
+    return the exit code. `temporary` is a folder to delete when the process ends early; `observers`
+    are added to those of every run."""
     if parts.beyond:
         raise UserError("\n".join(parts.beyond))
     with ExitStack() as at_end:

@@ -226,6 +226,8 @@ def test_the_best_checkpoint_stays_the_best_when_it_is_written_again(tmp_path):
     keeper.wait()
     assert names(tmp_path) == ["checkpoint-epoch_2", "checkpoint-epoch_4"]
     two = CheckpointOptions(monitor="test_loss", save_top_k=2)
+    one = CheckpointOptions(monitor="test_loss", save_top_k=1)
+    assert Kept().add("a", 1.0, one).add("a", 1.0, one).best == (["a", 1.0],)
     kept = Kept().add("a", 1.0, two).add("b", 2.0, two).add("a", 1.5, two)
     assert kept.best == (["a", 1.5], ["b", 2.0])
 

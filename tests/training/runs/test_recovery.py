@@ -237,9 +237,26 @@ def test_a_run_interrupted_in_an_evaluation_within_an_epoch_ends_with_the_same_b
     resumed = train_with_evaluations_every_3_steps(tmp_path / "cut", Interrupting(), resume=True)
     assert_same(resumed, undisturbed)
     assert resumed.finished
+    assert resumed.best.name == undisturbed.best.name
     assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
     evaluated = [row["step"] for row in rows(tmp_path / "cut") if "test_loss" in row]
     assert evaluated == [3, 6, 9, 12, 15, 18, 21]
+
+
+@pytest.mark.parametrize("number", [5, 7])
+def test_a_run_whose_budget_ends_at_an_evaluation_resumes_that_before_it_ends(tmp_path, number):
+    settings = {"max_steps": 3 * number}
+    undisturbed = train_with_evaluations_every_3_steps(
+        tmp_path / "whole", Interrupting(), **settings
+    )
+    for test in (Interrupting(number), Interrupting()):
+        resumed = train_with_evaluations_every_3_steps(
+            tmp_path / "cut", test, resume=True, **settings
+        )
+    assert_same(resumed, undisturbed)
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+    assert resumed.completed == undisturbed.completed
+    assert resumed.best.name == undisturbed.best.name
 
 
 class Uneven:
