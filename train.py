@@ -36,8 +36,6 @@ from wiring.parts import listing
 
 ROOT = Path(__file__).resolve().parent
 
-logger = logging.getLogger("main")
-
 
 def main(argv=None):
     """Run the command line; a mistake, or a fault of the machine, ends with one message."""

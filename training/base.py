@@ -132,14 +132,16 @@ class Objective(NamedTuple):
 class TrainState(NamedTuple):
     """The whole state of a replica: it is donated to each step, and a checkpoint holds it."""
 
-    step: jax.Array  # steps taken; the randomness of a step is fold_in(key(seed), step)
+    # steps, with those that `on_nonfinite: skip` refused; the randomness of one is fold_in(key(seed),
+    # step)
+    step: jax.Array
     seed: jax.Array
     params: dict
     state: dict
     opt: dict
     ema: dict | None  # averaged params, or None without them
     halted: jax.Array  # whether a step was not finite, so that all later ones are refused
-    lr_scale: jax.Array  # multiplies every update; a callback may lower it
+    lr_scale: jax.Array  # multiplies every update: the product of the factors of all callbacks
 
     def evaluated(self):
         """The (params, state) that are evaluated and exported."""

@@ -83,7 +83,7 @@ from utils import RunError, UserError, cut, relative_path
 logger = logging.getLogger("main")
 
 NEVER = 2**30  # steps until an observer is due that need not see any step
-SAVES = ("best", "last", "whole")  # kinds of checkpoints; of several replies, the last kind counts
+SAVES = ("best", "last", "whole")  # kinds of checkpoints; of several, the one further right counts
 # {method: its arguments}
 EVENTS = {
     "on_start": ("run",),

@@ -48,7 +48,7 @@ class Run:
     stopped_by: str | None = None  # the reason for the stop, for the log
     for_good: bool = False  # whether it must not be resumed, as after early stopping
     budget_exhausted: str | None = None  # the option that set the budget that ended it
-    signal: str | None = None  # the signal that ended it early
+    signal: str | None = None  # the signal, or the reason of a `pause`, that ended it early
     untested: bool = False  # whether the final test is still to be done
     best: Any = None  # at the end, a Best of training/checkpoint/keeper.py; None without a folder
     # the first replica's (params, state) of `best`, if the run ends with these and not the latest

@@ -51,7 +51,7 @@ def genuine(batch, valid):
 
 
 def apply_updates(ts, updates):
-    """The params plus the updates, which are multiplied by the factor that callbacks may lower."""
+    """The params plus the updates times ts.lr_scale."""
     return jax.tree.map(lambda p, u: p + (ts.lr_scale * u).astype(p.dtype), ts.params, updates)
 
 

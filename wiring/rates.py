@@ -70,9 +70,9 @@ def chained(members, *optimizers):
 def with_schedule(part, schedule):
     """A part, of which the schedule multiplies all updates of its optimizers.
 
-    They are multiplied together, once. Where a part makes something else of the updates of others,
-    as `lookahead` does, theirs are; and an optimizer that holds its learning rate in its state, as
-    those of Optax do, gets a function.
+    Usually they are multiplied once, outside. In a part that uses the updates of other optimizers,
+    as `lookahead` does, theirs are multiplied. An optimizer of Optax whose learning_rate may be a
+    function gets a function of the step.
     """
     from training.transforms import scheduled
 
@@ -106,7 +106,7 @@ def is_multiplied_outside(part):
 
 
 def may_be_a_function(part, name):
-    """Whether a learning rate may be a function of the step."""
+    """Whether this argument accepts a function of the step, as the learning_rate of Optax does."""
     words = form_of(part.accepted[name].annotation).words
     return name == "learning_rate" and words != "a number"
 

@@ -5,7 +5,6 @@ import datetime
 import filecmp
 import importlib.metadata
 import json
-import logging
 import os
 import platform
 import shutil
@@ -20,12 +19,10 @@ from file_io import atomic_write, fresh_folder, locked, parse_json, read_file
 from training.watching.metric_log import json_safe
 from utils import PACKAGE, RunError, UserError, quoted, relative_path
 
-logger = logging.getLogger("main")
-
 USER_MODULES = "user_modules"  # where wiring/own_modules.py looks for them
 # What is written before config.json, with which a run has begun.
 BEFORE_A_RUN = ("model", USER_MODULES, "train.log", "environment.json", "tokenizer.json")
-FINISHED = "finished.json"  # left by a run that was trained to its end
+FINISHED = "finished.json"  # left by a run that ended by itself, and not by a signal
 TOKENIZER = "tokenizer.json"
 PACKAGES = ("jax", "jaxlib", "numpy", "safetensors", *([PACKAGE[:-1]] if PACKAGE else []))
 
