@@ -132,7 +132,7 @@ class Objective(NamedTuple):
 class TrainState(NamedTuple):
     """The whole state of a replica: it is donated to each step, and a checkpoint holds it."""
 
-    # steps, with those that `on_nonfinite: skip` refused; the key of one is fold_in(key(seed), step)
+    # steps, also those that `on_nonfinite: skip` refused; the key of one: fold_in(key(seed), step)
     step: jax.Array
     seed: jax.Array
     params: dict

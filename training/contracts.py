@@ -7,7 +7,6 @@ first: by the check of a config, by `fit`, or when the step is compiled. It name
 the line of the user's code, and the fix.
 """
 
-import copy
 import inspect
 import traceback
 from contextlib import contextmanager, suppress
@@ -69,9 +68,17 @@ def guarded_model(model):
 
     if hasattr(model, "_replace"):
         return model._replace(init=init, apply=apply)
-    guarded = copy.copy(model)  # of a class of the user's own
-    vars(guarded).update(init=init, apply=apply)
-    return guarded
+    return OwnModel(model, init, apply)
+
+
+class OwnModel:
+    """A model of the user's own class, or a module, with other functions."""
+
+    def __init__(self, model, init, apply):
+        self.model, self.init, self.apply = model, init, apply
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
 
 
 def guarded_objective(objective):

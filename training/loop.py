@@ -75,7 +75,7 @@ class Loop:
         self.keys = keys_of(observers)
         self.late = [getattr(each, "late", False) for each in observers]
         self.sees_batches = any(hasattr(each, "on_batch") for each in observers)
-        self.in_epochs = recipe.sets_in_epochs(self.trainer.feeds)  # the sets to evaluate there
+        self.in_epochs = recipe.sets_before_end(self.trainer.feeds)  # the sets to evaluate there
         lines = recipe.logging
         self.line_every = {"batches": lines.every_steps, "seconds": lines.every_seconds}
         self.line_every = {key: number for key, number in self.line_every.items() if number}
@@ -104,8 +104,8 @@ class Loop:
                 self.go_to(start)
             first = self.ask("on_start")
             self.apply(first)
-            if start:
-                self.remember(start)
+            if start and start.checkpoint:
+                remember(self.observers, start.record["memories"], start.checkpoint.paths[0])
             if start is None or start.before_first_row:
                 self.evaluate_initial_params()
             self.underway = True
@@ -115,7 +115,7 @@ class Loop:
             if first.save:
                 self.save(first.save)
             if not self.open_at:
-                self.end_if_spent()
+                self.end_if_spent(bool(start) and agreed([self.clock.is_spent()])[0])
             ended = False
             while not ended:  # a save finds a state that is not finite, and the run may go back
                 while not run.finished and not run.stopped:
@@ -289,7 +289,7 @@ class Loop:
         replies = self.ask("on_steps", among=chunk.due)
         self.apply(replies)
         self.todo = Boundary(chunk.evaluate or replies.evaluate, replies.save)
-        if run.position == run.steps and not run.stopped:
+        if run.position == run.steps and (run.signal or not run.stopped):
             return False
         went_back = self.serve()
         if not went_back:
@@ -337,8 +337,9 @@ class Loop:
         row = {"epoch": run.epoch, "step": run.step, **run.metrics, **self.clock.epoch()}
         run.history.append(row)
         run.completed, run.position, run.line_position, self.elapsed = run.epoch, 0, 0, 0.0
+        todo, self.todo, self.open_at = self.todo, Boundary(), None
         replies = self.end_of_evaluation(row | {"end_of_epoch": True})
-        save, self.todo, self.open_at = most(self.todo.save, replies.save), Boundary(), None
+        save = most(todo.save, replies.save)
         if not save or self.save(save):
             self.end_if_spent(agreed([self.clock.is_spent()])[0])
         self.poll()
@@ -388,6 +389,8 @@ class Loop:
         limit = self.recipe.training.limit_eval_batches if limited else None
         [pace] = agreed([self.pace])
         when = run.epoch, run.step if step is None else step
+        # No value of an earlier evaluation may stay.
+        run.metrics = {k: v for k, v in run.metrics.items() if k.partition("_")[0] not in names}
         for name in sorted(names, key=lambda name: name == "test"):
             sums = trainer.evaluate(name, pace, self.poll, weights, *when, limit=limit)
             if sums is None:
@@ -444,8 +447,8 @@ class Loop:
         run = self.run
         if run.position and self.is_over():
             values = self.reader.values("train", run.sums.epoch)
-            run.evaluated = []
-            if (evaluated := self.evaluate(self.in_epochs)) is not None:
+            run.evaluated, names = [], self.recipe.sets_in_epochs(self.trainer.feeds)
+            if (evaluated := self.evaluate(names)) is not None:
                 run.metrics = values | evaluated
                 row = {"epoch": run.epoch, "step": run.step, "final": "the last weights"}
                 self.end_of_evaluation(row, run.metrics)
@@ -507,7 +510,8 @@ class Loop:
         run = self.run
         if replies.back_to:
             self.go_to(replies.back_to)
-            self.remember(replies.back_to)
+            if replies.back_to.checkpoint:
+                remember(self.observers, replies.back_to.record["memories"])
         if replies.stop:
             run.stopped, run.stopped_by = True, replies.stop
             run.for_good = run.for_good or not replies.back_to
@@ -531,12 +535,6 @@ class Loop:
             self.todo, self.open_at = Boundary(*record["todo"]), record["open"]
             self.clock.continue_after(record["seconds"])
             self.scales = dict(record["lr_scales"])
-
-    def remember(self, point):
-        """Give the observers what they remembered at a Point."""
-        if point.checkpoint:
-            stored = point.record["memories"]
-            remember(self.observers, stored, point.checkpoint.paths[0])
 
     def snapshot(self):
         """The run at this moment, between two chunks."""
@@ -612,7 +610,7 @@ class Loop:
                 run.position, run.step = run.position + step - run.step, step
                 self.save("whole")
                 for each in self.observers:
-                    if hasattr(each, "wait"):
+                    if callable(getattr(each, "wait", None)):
                         each.wait()
         except (Exception, SystemExit) as second:
             with suppress(Exception):

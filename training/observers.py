@@ -96,6 +96,7 @@ EVENTS = {
     "on_end": ("run",),
 }
 REPLYING = tuple(event for event in EVENTS if event not in ("on_save", "on_end"))
+TRUTHS = ("stop", "pause", "evaluate", "save")
 # {what a reply may have: the methods that may return it}
 REPLIES = dict.fromkeys(("stop", "pause", "lr_scale"), REPLYING) | {
     "evaluate": ("on_steps",),
@@ -249,6 +250,12 @@ def checked(observer, event, reply):
         raise UserError(f"{where} returned {sorted(unknown)}; a reply may have {known}")
     if reply and getattr(observer, "late", False):
         raise UserError(f"{where} returned {reply!r}; with `late`, it cannot change the run")
+    reply = reply | {key: as_number(reply[key]) for key in reply.keys() & {*TRUTHS}}
+    for key in reply.keys() & {*TRUTHS}:
+        if not isinstance(reply[key], bool | str | None):
+            raise UserError(
+                f"{where} returned {key}={reply[key]!r}; it must be True, False or text"
+            )
     if reply.get("save") not in (None, True, False, *SAVES):
         raise UserError(f"{where} returned save={reply['save']!r}; allowed: {', '.join(SAVES)}")
     for key in [key for key in reply if event not in REPLIES[key]]:
@@ -287,9 +294,14 @@ def keys_of(observers):
     keys = []
     for observer in observers:
         name = name_of(observer)
-        count = sum(key.split(" ")[0] == name for key in keys)
+        count = sum(is_of_type(key, name) for key in keys)
         keys.append(f"{name} {count + 1}" if count else name)
     return keys
+
+
+def is_of_type(key, name):
+    """Whether a key is that of an observer whose type has this name."""
+    return key.split(" ")[0] == name
 
 
 def memories(observers):
@@ -312,16 +324,22 @@ def memories(observers):
     return found
 
 
-def remember(observers, stored, path):
-    """Give each observer its memory from a checkpoint back."""
-    for key, observer in zip(keys_of(observers), observers, strict=True):
-        if not hasattr(observer, "memory"):
-            continue
-        if key not in stored:
-            logger.warning("%s is not in the checkpoint, so its memory starts empty", key)
+def remember(observers, stored, path=None):
+    """Give each observer its memory from a checkpoint back; one at a `path` may be of another
+    program, so its form is checked."""
+    remembering = [hasattr(observer, "memory") for observer in observers]
+    pairs = zip(keys_of(observers), observers, remembering, strict=True)
+    own = {key: observer for key, observer, remembers in pairs if remembers}
+    for key, observer in own.items():
+        count, before = (
+            sum(is_of_type(k, name_of(observer)) for k in each) for each in (own, stored)
+        )
+        if count != before or key not in stored:  # which is whose is not known
+            why = f"{before or 'none'} of the checkpoint, {count} of this run"
+            logger.warning("%s: %s, so its memory starts empty", key, why)
             continue
         memory = stored[key]
-        if not is_alike(memory, map_nest(as_number, observer.memory)):
+        if path and not is_alike(memory, map_nest(as_number, observer.memory)):
             found, like = cut(repr(memory), 200), observer.memory
             why = f"{found} is not a memory of {key}, such as {like!r}"
             raise UserError(f"{path}: callbacks: {why}")

@@ -82,12 +82,15 @@ class Recipe(NamedTuple):
         leaves = trainer.leaf_names if trainer else ()
         return Reader(self.objective.finish, self.metric_plan.hidden, leaves)
 
-    def sets_in_epochs(self, sets):
-        """The held-out sets that are evaluated while a run trains."""
-        if not (self.training.eval_every or self.training.eval_initial):
-            return []
+    def sets_before_end(self, sets):
+        """The held-out sets that can be evaluated while a run trains."""
         at_end = self.sets_at_end(sets)
         return [name for name in sets if name != "train" and name not in at_end]
+
+    def sets_in_epochs(self, sets):
+        """The held-out sets that are evaluated while a run trains, whatever observers ask for."""
+        evaluates = self.training.eval_every or self.training.eval_initial
+        return self.sets_before_end(sets) if evaluates else []
 
     def for_sets(self, sets):
         """The recipe with checkpoint.monitor resolved to the name of a metric of these sets."""

@@ -246,7 +246,9 @@ def example_of(parts, problems):
     try:
         batch = batch_of_copies(parts.data.example, size, collate_fn)
     except UserError as error:
-        problems.append(Bad(*f"{error} (for copies of the data's `example`)".split(": ", 1)))
+        place, colon, why = str(error).partition(": ")
+        place, why = (place, why) if colon else ("loader.collate_fn", place)
+        problems.append(Bad(place, f"{why} (for copies of the data's `example`)"))
         return None
     return map_nest(lambda rows: rows[0], batch)
 
@@ -257,7 +259,9 @@ def input_shape(parts, problems):
 
     from training.preprocess import fitted_to_zeros
 
-    if None in (parts.preprocess or ()) or not isinstance(parts.example, tuple | list):
+    if parts.preprocess is None or None in parts.preprocess:
+        return {}
+    if not isinstance(parts.example, tuple | list):
         return {}
     x = raw = parts.example[0]
     try:

@@ -133,6 +133,8 @@ class Keeper:
         self.latest_name = stored["checkpoint"]
         records = storage.records(self.folder)
         names = list(records)
+        if self.latest_name not in records:  # its file was renamed
+            self.latest_name = names[-1]
         older = names[: names.index(self.latest_name) + 1]
         record = records[self.latest_name]
         self.kept = kept_so_far({n: records[n] for n in older}, record["regular"], self.options)
@@ -168,15 +170,15 @@ class Keeper:
         between_epochs = run.position == 0 and run.step > 0
         name = f"epoch_{run.completed}" if between_epochs else f"step_{run.step}"
         name = f"checkpoint-{name}"
-        row = run.row if run.row.get("step") == run.step else {}
-        is_best = self.kept.is_among_best(row.get(self.monitor), self.options)
-        # After a signal within an evaluation, it is there already, but not its value.
-        lacks_value = is_best and name not in [best for best, _ in self.kept.best]
         at, complete = self.saved
+        # A checkpoint from which this process resumed within an epoch may lack the values of an
+        # evaluation that a signal cut off, so it is written again.
+        resumed_here = self.latest is None and run.position and not run.signal
         there = at == (run.step, run.position) and (complete or run.finished or not whole)
-        if there and not lacks_value:
+        if there and not resumed_here:
             return
         self.latest_name = name
+        self.latest = None  # its memory is free for the next copy
         snapshot = take()
         probes = None
         if several() and self.probe is not None:
@@ -186,6 +188,7 @@ class Keeper:
         logs = [self.folder / log for log in LOGS]
         lengths = {path.name: path.stat().st_size for path in logs if path.exists()}
         record = snapshot.record | {"whole": whole, "lengths": lengths, "monitor": self.monitor}
+        row = run.row if run.row.get("step") == run.step else {}
         self.start_writing(snapshot, record, name, probes, row, regular=kind != "best")
 
     def on_end(self, run):

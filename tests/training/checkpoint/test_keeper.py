@@ -29,7 +29,7 @@ def a_run(epoch, epochs=99, position=0, step=None, **metrics):
     """What the keeper reads of a Run; an epoch has 10 steps."""
     step = epoch * 10 + position if step is None else step
     fields = {"epoch": epoch, "completed": epoch, "epochs": epochs, "position": position}
-    fields |= {"step": step, "finished": epoch == epochs and not position}
+    fields |= {"step": step, "finished": epoch == epochs and not position, "signal": None}
     history = [{"epoch": epoch, **metrics}] if fields["completed"] else []
     row = {"epoch": epoch, "step": step, "end_of_epoch": True} | metrics
     row = {} if position or not epoch else row
