@@ -144,9 +144,9 @@ def compose(parts, plan):
     for callback in parts.callbacks:
         if getattr(callback, "lowers_rate", False):
             check_rate(parts.optimizer, f"callbacks: {type(callback).__name__}", "use a schedule")
-    model, optimizer = guarded_model(parts.model), guarded_optimizer(parts.optimizer)
+    optimizer = guarded_optimizer(parts.optimizer)
     loss = missing_loss if parts.loss is None else parts.loss
-    precise = with_precision(model, training.precision)
+    precise = with_precision(guarded_model(parts.model), training.precision)
     given = precise, loss, functions, parts.preprocess, parts.augment
     check_takes("objective", parts.objective, FACTORY_TAKES)
     objective = made_by("objective", parts.objective, *given)
@@ -158,7 +158,7 @@ def compose(parts, plan):
     rates = rates_of_replicas(parts, numbers) if "learning_rate" in metric_plan.needs else {}
     seeds = vary.get("seed") or ([seed] * replicas if vary else range(seed, seed + replicas))
     return Recipe(
-        model=model,
+        model=parts.model,
         objective=objective,
         optimizer=optimizer,
         make_update=make_update,

@@ -1,6 +1,7 @@
 """What the parts of a step must return, and how an error names the part at fault."""
 
 from functools import partial
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -150,6 +151,13 @@ def test_a_model_of_a_class_keeps_its_own_attributes():
     assert guarded.width == 3 and not isinstance(guarded, Model)
     with pytest.raises(UserError, match=r"^model: apply must return \(output, state\)"):
         guarded.apply(*own.init(jax.random.key(0)), X)
+
+
+def test_a_module_is_a_model():
+    module = ModuleType("own")
+    module.init, module.apply = MODEL.init, MODEL.apply
+    data = X[:8], Y[:8]
+    assert fit(module, data, optimizer=sgd(0.1), epochs=1, batch_size=8).finished
 
 
 def test_a_metric_has_one_value_per_example():

@@ -80,7 +80,7 @@ class WithPosition(Batches):
         return self.start_from(batch)
 
 
-def train(folder, data=(X, Y), model=MODEL, **settings):
+def train(folder, data=(X, Y), model=MODEL, test=None, **settings):
     settings = {
         "optimizer": adam(lr=0.01),
         "epochs": EPOCHS,
@@ -88,7 +88,8 @@ def train(folder, data=(X, Y), model=MODEL, **settings):
         "log": {"every_steps": 3},
         "seed": 5,
     } | settings
-    return fit(model, data, data if isinstance(data, tuple) else (X, Y), folder=folder, **settings)
+    test = test or (data if isinstance(data, tuple) else (X, Y))
+    return fit(model, data, test, folder=folder, **settings)
 
 
 @cache
@@ -257,6 +258,42 @@ def test_a_run_whose_budget_ends_at_an_evaluation_resumes_that_before_it_ends(tm
     assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
     assert resumed.completed == undisturbed.completed
     assert resumed.best.name == undisturbed.best.name
+
+
+def test_a_final_evaluation_that_a_signal_cut_off_can_make_its_checkpoint_the_best(tmp_path):
+    """The budget ends the run within an epoch, at a step without an evaluation."""
+    settings = {"max_steps": 17, "checkpoint": {"monitor": "test_loss"}}
+    undisturbed = train(tmp_path / "whole", test=Interrupting(), **settings)
+    for test in (Interrupting(3), Interrupting()):
+        resumed = train(tmp_path / "cut", test=test, resume=True, **settings)
+    assert resumed.best.name == undisturbed.best.name == "checkpoint-step_17"
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+
+
+def test_observers_forget_what_came_after_the_point_to_which_a_run_goes_back(tmp_path):
+    settings = {"on_nonfinite": "rollback", "checkpoint": {"every_epochs": 5}}
+    settings |= {"eval_every": {"steps": 1}, "callbacks": [early_stopping(patience=50)]}
+    assert bad_step() > 1
+    assert train(tmp_path, Poison(bad_reads=1), **settings).finished
+
+
+def test_a_run_continues_from_a_checkpoint_that_was_renamed(tmp_path):
+    train(tmp_path, epochs=1)
+    (path,) = tmp_path.glob("*.params")
+    path.rename(path.with_name("checkpoint-mine.params"))
+    assert train(tmp_path, resume="override", epochs=2).finished
+
+
+def test_an_observer_may_evaluate_though_nothing_else_does(tmp_path):
+    class Asking:
+        def __init__(self):
+            self.every = {"steps": 5}
+
+        def on_steps(self, run):
+            return {"evaluate": True}
+
+    train(tmp_path, callbacks=[Asking()], eval_every=0, epochs=1)
+    assert [row["step"] for row in rows(tmp_path) if "test_loss" in row] == [5]
 
 
 class Uneven:
