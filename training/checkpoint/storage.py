@@ -165,7 +165,7 @@ def read(folder, name, whole=False, verified=False):
     paths = files(folder, name)
     if not paths:
         present = ", ".join(checkpoints(folder)) or "none"
-        raise Damaged(f"{folder}: has no checkpoint {name}; it has {present}")
+        raise Damaged(f"{folder}: has no {name}; it has {present}")
     replicas = [(path, *load(path, verified)) for path in paths]
     for path, _, record in replicas:
         check_record(path, record)
