@@ -262,12 +262,34 @@ def test_a_run_whose_budget_ends_at_an_evaluation_resumes_that_before_it_ends(tm
 
 def test_a_final_evaluation_that_a_signal_cut_off_can_make_its_checkpoint_the_best(tmp_path):
     """The budget ends the run within an epoch, at a step without an evaluation."""
-    settings = {"max_steps": 17, "checkpoint": {"monitor": "test_loss"}}
+    settings = {"max_steps": 17, "checkpoint": {"monitor": "test_loss"}, "eval_batch_size": 10}
     undisturbed = train(tmp_path / "whole", test=Interrupting(), **settings)
     for test in (Interrupting(3), Interrupting()):
         resumed = train(tmp_path / "cut", test=test, resume=True, **settings)
     assert resumed.best.name == undisturbed.best.name == "checkpoint-step_17"
     assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+
+
+def test_a_run_that_has_spent_its_seconds_resumes_for_its_test_alone(tmp_path):
+    settings = {"epochs": None, "max_seconds": 0.01, "test_at": "end", "eval_batch_size": 10}
+    stopped = train(tmp_path, test=Interrupting(1), **settings)
+    resumed = train(tmp_path, test=Interrupting(), resume=True, **settings)
+    assert stopped.signal == "SIGTERM" and resumed.step == stopped.step
+    assert "test_loss" in resumed.metrics
+
+
+def test_a_value_that_an_observer_returned_counts_for_one_evaluation(tmp_path):
+    class Probe:
+        def __init__(self):
+            self.every = {"steps": 4}
+
+        def on_evaluated(self, run, name, values):
+            return {"values": {"test_probe": run.step}} if name == "test" else None
+
+    train(tmp_path, callbacks=[Probe()], eval_every={"steps": 2}, epochs=2)
+    measured = [row for row in rows(tmp_path) if row.get("evaluation")]
+    assert [row["step"] for row in measured] == [2, 4, 6, 8, 10, 12]
+    assert [row.get("test_probe") for row in measured] == [None, 4, None, 8, None, 12]
 
 
 def test_observers_forget_what_came_after_the_point_to_which_a_run_goes_back(tmp_path):
