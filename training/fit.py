@@ -39,7 +39,13 @@ from training.options import (
 from training.processes import is_first, several
 from training.run import Clock, LearningRates, Run
 from training.runs.argument_checks import check_pairs
-from training.runs.arguments import ALL_DEVICES, EVERY_EPOCH, check_known, own_record, recipe_of
+from training.runs.arguments import (
+    ALL_DEVICES,
+    SAVES_EVERY_EPOCH,
+    check_known,
+    own_record,
+    recipe_of,
+)
 from training.runs.divergence import Divergence
 from training.runs.first_lines import FirstLines
 from training.runs.resume import check_unchanged, holding, point_of
@@ -90,7 +96,7 @@ def fit(
     folder: str | PathLike | None = None, resume: bool | Literal["override"] = False,
     config: dict | None = None, callbacks: Sequence[Any] = (),
     log: LoggingOptions | dict = EVERY_50_STEPS, rates: Mapping[str, Any] | None = None,
-    checkpoint: CheckpointOptions | dict = EVERY_EPOCH,
+    checkpoint: CheckpointOptions | dict = SAVES_EVERY_EPOCH,
     mesh: MeshOptions | dict = ALL_DEVICES, sharding: Any = None,
     **unknown: Never,
 ) -> Run:

@@ -32,7 +32,7 @@ from training.update import gradient_update
 from training.watching.metric_log import EVERY_50_STEPS
 from utils import UserError, did_you_mean, parameters_of
 
-EVERY_EPOCH, ALL_DEVICES = CheckpointOptions(), MeshOptions()
+SAVES_EVERY_EPOCH, ALL_DEVICES = CheckpointOptions(), MeshOptions()
 
 
 def recipe_of(
@@ -49,7 +49,7 @@ def recipe_of(
     callbacks=(),
     seed=0,
     log=EVERY_50_STEPS,
-    checkpoint=EVERY_EPOCH,
+    checkpoint=SAVES_EVERY_EPOCH,
     rates=None,
     mesh=ALL_DEVICES,
     sharding=None,
