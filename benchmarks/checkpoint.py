@@ -1,26 +1,20 @@
-"""What saving costs: the sample with a checkpoint every epoch against none, and how long saving 50
-million parameters, with Adam's m and v, delays the next step of a run.
+"""How long saving 50 million parameters, with Adam's m and v, delays the next step of a run.
 
 python -m benchmarks.checkpoint [--rounds 9]
 """
 
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 
 import jax
 import numpy as np
 
-from benchmarks.harness import take_turns
-from benchmarks.overhead import IMAGES
-from benchmarks.pausing import PausedRun
 from benchmarks.results import arguments, markdown, ratios, record, spread
 from model.mlp import mlp
 from training.fit import fit
 from training.optimizers import adam
 
-EPOCHS = 4  # per turn, at the end of which all of its checkpoints are written
 WIDTHS = (6600, 6600)
 
 
@@ -28,30 +22,7 @@ def main():
     args = arguments("checkpoint", __doc__, rounds=9)
     # In the current folder, since the default temporary folder may be in memory.
     with tempfile.TemporaryDirectory(dir=".") as folder:
-        record(args, "A checkpoint every epoch", every_epoch(folder, args.rounds))
-    with tempfile.TemporaryDirectory(dir=".") as folder:
         record(args, "Saving a large state", large_state(folder, args.rounds))
-
-
-def every_epoch(folder, rounds):
-    """The sample's throughput with and without saving."""
-    runs = {}
-    for form, epochs in {"no checkpoints": 0, "one every epoch": 1}.items():
-        overrides = [f"checkpoint.every_epochs={epochs}", "checkpoint.keep=2"]
-        overrides += ["checkpoint.monitor=null", "training.eval_every=0"]
-        runs[form] = PausedRun(f"{folder}/{form}", overrides, (), at="train")
-    calls = {form: partial(rate_of, run) for form, run in runs.items()}
-    rates = take_turns(calls, rounds)
-    for run in runs.values():
-        run.end()
-    rows = [[f"{form}, images/s", spread(values)] for form, values in rates.items()]
-    without, with_them = rates.values()
-    rows.append(["ratio, pair by pair", spread(ratios(with_them, without))])
-    return markdown(["sample", "median (range)"], rows)
-
-
-def rate_of(run):
-    return EPOCHS * IMAGES / run.seconds(EPOCHS)
 
 
 def large_state(folder, rounds, widths=WIDTHS):

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.exporters import example_and_output
-from benchmarks.harness import ROOT, WorkerError, in_process, print_progress, seconds
+from benchmarks.harness import ROOT, Run, WorkerError, in_process, print_progress, seconds
 from benchmarks.latency import BATCHES, compare
 from benchmarks.results import (
     arguments,
@@ -164,10 +164,9 @@ def file_error(file):
 
 def train_sample(folder):
     """A checkpoint of the sample, after one epoch."""
-    command = [sys.executable, "train.py", "-c", "config.json", "training.epochs=1"]
-    command += ["checkpoint.every_epochs=1", f"checkpoint.dir={folder}", "callbacks=[]"]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
-    return next(folder.rglob("*.params"))
+    run = Run(folder, "config.json", "training.epochs=1", "callbacks=[]")
+    run.finish()
+    return run.checkpoint()
 
 
 def export(folder, checkpoint, name, *options):

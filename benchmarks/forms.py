@@ -4,14 +4,13 @@ Measures value and gradient of each form, taking turns in one process. model/lay
 by these results. Every form must agree with the plain one.
 
 python -m benchmarks.forms [--rounds 7]
-python -m benchmarks.forms --sweep [--count 200] [--seed 0] [--only KIND] [--half a|b] [--file FILE]
+python -m benchmarks.forms --sweep [--count 200] [--seed 0] [--only KIND] [--file FILE]
 the second judges the rules on layers of random shapes: the regret is the time of the form that they
 choose over the time of the best one
 
 Each random layer is drawn from the seed and its number. The times of its forms are appended to a
 file at once, so a sweep that was interrupted continues, and rules that were changed are judged by
-the times that were measured before. Fit rules to half `a`, the even numbers, and judge them on half
-`b`.
+the times that were measured before. Fit rules to one seed, and judge them on another.
 """
 
 import json
@@ -35,22 +34,18 @@ TOLERANCE = 1e-5  # relative to the largest number of each result
 ROUNDS, SECONDS = 15, 0.25  # the most rounds of a random layer; they end after this many seconds
 GOALS = {"median": 1.05, "95th percentile": 1.5}
 WORST = 8  # layers named in the report
-HALVES = {"a": (0,), "b": (1,), None: (0, 1)}
 
 
 def main():
-    options = {"count": 200, "seed": 0, "only": (*DRAWS,), "half": ("a", "b")}
-    args = arguments(
-        "forms", __doc__, rounds=7, sweep=False, file="saved/forms_sweep.jsonl", **options
-    )
+    options = {"count": 200, "seed": 0, "only": (*DRAWS,), "file": "saved/forms_sweep.jsonl"}
+    args = arguments("forms", __doc__, rounds=7, sweep=False, **options)
     if not args.sweep:
         return record(args, "Forms of layers", table_of(fixed_layers(), args.rounds))
-    results = sweep(args.count, args.seed, args.only, args.half, args.file)
-    title = "Regret of the forms" + (f", half {args.half}" if args.half else "")
-    about = f"{len(results)} layers. Rules are fitted to the half `a` of seed 0 alone."
+    results = sweep(args.count, args.seed, args.only, args.file)
+    about = f"{len(results)} layers. Rules are fitted to layers of seed 0 alone."
     if args.only:
         return print(report(results))
-    return record(args, title, about, report(results))
+    return record(args, "Regret of the forms", about, report(results))
 
 
 def table_of(layers, rounds):
@@ -121,10 +116,10 @@ def check(name, results, expected, tolerance):
 # Random shapes.
 
 
-def sweep(count, seed, only, half, file):
+def sweep(count, seed, only, file):
     """{number: (layer, {form: seconds})}: measure the requested layers that the file does not have
     yet."""
-    layers = {i: layer_of(seed, i) for i in range(count) if i % 2 in HALVES[half]}
+    layers = {i: layer_of(seed, i) for i in range(count)}
     layers = {i: layer for i, layer in layers.items() if only in (None, layer.kind)}
     path = Path(file)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks import results
+from benchmarks.harness import in_process
 from benchmarks.results import markdown, short
 from utils import format_bytes
 
@@ -59,6 +60,8 @@ ABOUT = {
 
 def main():
     args = arguments()
+    if not args.tiny and in_process("jax:default_backend") == "cpu":
+        sys.exit("jax finds no GPU; --tiny --out FOLDER proves on any machine that every part runs")
     end, done = time.monotonic() + args.seconds, {}
     for part in args.only:
         left = end - time.monotonic()

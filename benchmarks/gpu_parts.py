@@ -7,19 +7,18 @@ python -m benchmarks.gpu_parts PART large|tiny
 import json
 import os
 import re
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import ROOT, WorkerError
+from benchmarks.harness import ROOT, Run, WorkerError
 from benchmarks.results import versions
 from benchmarks.training import Runner
 from benchmarks.workloads import gpu_workload
@@ -27,7 +26,8 @@ from benchmarks.workloads import gpu_workload
 # XLA chooses between algorithms by measuring them, and some of them add in any order.
 DETERMINISTIC = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
 MARK = "pytest.mark.gpu"
-SHORT = ["report=false", "progress_bar=false", "every_steps=1"]
+QUIET = ["logging.report=false", "logging.progress_bar=false"]
+EVERY_STEP = [*QUIET, "logging.every_steps=1"]
 # Without the options of pyproject.toml, so that each test has a line.
 SUITE = ["-o", "addopts=", "-v", "-m", "gpu and not torture", "-p", "no:cacheprovider"]
 SUITE += ["--continue-on-collection-errors"]  # of tests whose references are not installed
@@ -55,46 +55,6 @@ def device(tiny):
     )
 
 
-class Run:
-    """A run of train.py: its config and overrides, in a folder of its own."""
-
-    def __init__(self, folder, config, *overrides, flags="", cache=None):
-        quiet = [f"logging.{each}" for each in SHORT]
-        self.saved = Path(folder) / "saved"
-        self.command = [sys.executable, "train.py", "-c", str(config), *quiet, *overrides]
-        self.command += [f"checkpoint.dir={self.saved}"]
-        self.environment = os.environ | {"XDG_CACHE_HOME": str(cache or Path(folder) / "cache")}
-        if flags:
-            self.environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
-
-    def start(self, *more):
-        return subprocess.Popen([*self.command, *more], env=self.environment, **PIPES)
-
-    def finish(self, *more):
-        """The seconds until it ended well."""
-        start, process = time.perf_counter(), self.start(*more)
-        out, _ = process.communicate()
-        if process.returncode and "RESOURCE_EXHAUSTED" in out:
-            raise MemoryError("the device has too little memory")
-        if process.returncode:
-            raise RuntimeError(f"train.py ended with {process.returncode}: {out.strip()[-400:]}")
-        return time.perf_counter() - start
-
-    def rows(self, key):
-        """The rows of metrics.jsonl with this key."""
-        [file] = self.saved.glob("*/*/metrics.jsonl")
-        rows = [json.loads(line) for line in file.read_text().splitlines()]
-        return [row for row in rows if key in row]
-
-    def weights(self):
-        """{name: array} of its last checkpoint."""
-        from safetensors.numpy import load_file
-
-        newest = max(self.saved.glob("*/*/checkpoint-*.params"), key=lambda p: p.stat().st_mtime)
-        leaves = load_file(newest).items()
-        return {name: array for name, array in leaves if name.startswith(("params/", "state/"))}
-
-
 def medians(rows, *names):
     return {
         name: statistics.median(row[name] for row in rows)
@@ -109,8 +69,9 @@ def airbench(tiny):
         few = ["training.limit_batches=2", "training.max_steps=4", "loader.batch_size=16"]
         few += ["model.args.widths=[4,8,8]", "training.epochs=2", "schedule.args.warmup_epochs=1"]
         # The log of every step would be a part of the time.
-        overrides = [f"data.args.dir={folder}", "logging.every_steps=0", *(few if tiny else [])]
-        run = Run(folder, "configs/cifar10_94.json", *overrides)
+        overrides = [*QUIET, "logging.every_steps=0", f"data.args.dir={folder}"]
+        overrides += few if tiny else []
+        run = Run(folder, "configs/cifar10_94.json", *overrides, cache=folder)
         process_seconds = run.finish()
         epochs = [row for row in run.rows("examples_per_second") if "seconds" in row]
         of_all = sum(row["seconds"] for row in epochs)
@@ -134,8 +95,8 @@ def gpt2(tiny):
     for accumulate in (2,) if tiny else (16, 64):
         try:
             return gpt2_in_pieces(tiny, accumulate)
-        except MemoryError:
-            if accumulate == 64:
+        except RuntimeError as error:
+            if accumulate == 64 or "RESOURCE_EXHAUSTED" not in str(error):
                 raise
 
 
@@ -152,7 +113,7 @@ def gpt2_in_pieces(tiny, accumulate):
             overrides += [f"model.args.{name}=2" for name in ("depth", "heads")]
             overrides += ["model.args.dim=8", f"data.args.length={length}"]
             overrides += [f"loader.batch_size={batch}", "loader.eval_batch_size=8"]
-        run = Run(folder, "configs/gpt2_124m.json", *overrides)
+        run = Run(folder, "configs/gpt2_124m.json", *EVERY_STEP, *overrides, cache=folder)
         process_seconds = run.finish()
         rows = run.rows("tokens_per_second")
         later = medians(rows[len(rows) // 2 :], "tokens_per_second", "mfu", "waiting")
@@ -199,20 +160,30 @@ def resume(tiny):
             checkpoints = {"every_epochs": 0, "every_steps": 5 if tiny else 20}
             training = {"epochs": 30 if tiny else 8}  # long enough to be killed in the middle
             config = made_config(Path(folder), tiny, checkpoint=checkpoints, training=training)
+            variables = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}"}
+            options = {"cache": f"{folder}/cache", "variables": variables}
             whole, again, killed = (
-                Run(f"{folder}/{each}", config, flags=flags, cache=f"{folder}/cache")
+                Run(f"{folder}/{each}", config, *EVERY_STEP, **options)
                 for each in ("whole", "again", "killed")
             )
             whole.finish()
             step = killed_after_checkpoint(killed)
             killed.finish("--resume", "auto")
             again.finish()
-            expected = whole.weights()
+            expected = weights(whole)
             equal = {
-                "resumed": same(expected, killed.weights()),
-                "again": same(expected, again.weights()),
+                "resumed": same(expected, weights(killed)),
+                "again": same(expected, weights(again)),
             }
             emit(flags=name, killed_at_step=step, **equal)
+
+
+def weights(run):
+    """{name: array} of the last checkpoint."""
+    from safetensors.numpy import load_file
+
+    leaves = load_file(run.checkpoint()).items()
+    return {name: array for name, array in leaves if name.startswith(("params/", "state/"))}
 
 
 def same(a, b):
@@ -227,19 +198,13 @@ def same(a, b):
 def killed_after_checkpoint(run):
     """Kill a run with SIGKILL as soon as it has logged a step after its first checkpoint; that
     step."""
-    process, step = run.start(), None
-    for line in process.stdout:
-        if found := re.search(r"Epoch (\d+) \[(\d+)/(\d+) ", line):
-            epoch, position, steps = map(int, found.groups())
-            step = (epoch - 1) * steps + position
-            if any(run.saved.glob("*/*/checkpoint-*.params")):
-                break
-    alive = process.poll() is None
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    if not alive or step is None:
-        raise RuntimeError("the run ended before it could be killed")
-    return step
+    with closing(run.lines()) as lines:
+        for _, line in lines:
+            found = re.search(r"Epoch (\d+) \[(\d+)/(\d+) ", line)
+            if found and any(run.folder.rglob("checkpoint-*.params")):
+                epoch, position, steps = map(int, found.groups())
+                return (epoch - 1) * steps + position
+    raise RuntimeError("the run ended before it could be killed")
 
 
 def start(tiny):
@@ -247,15 +212,8 @@ def start(tiny):
     with tempfile.TemporaryDirectory() as folder:
         config = made_config(Path(folder), tiny)
         for name in ("cold", "warm"):
-            began = time.perf_counter()
-            process = Run(f"{folder}/{name}", config, cache=f"{folder}/cache").start()
-            first = next((line for line in process.stdout if "Epoch 1 [1/" in line), None)
-            seconds = time.perf_counter() - began
-            process.kill()
-            process.communicate()
-            if first is None:
-                raise RuntimeError(f"train.py logged no first step; exit code {process.wait()}")
-            emit(start=name, seconds=seconds)
+            run = Run(f"{folder}/{name}", config, *EVERY_STEP, cache=f"{folder}/cache")
+            emit(start=name, seconds=run.seconds_to("Epoch 1 [1/"))
 
 
 def waiting(tiny):
@@ -263,7 +221,7 @@ def waiting(tiny):
         with tempfile.TemporaryDirectory() as folder:
             config = made_config(Path(folder), tiny, training={"epochs": 3})
             overrides = [f"loader.device_budget_mb={budget}", "logging.every_steps=0"]
-            run = Run(folder, config, *overrides)
+            run = Run(folder, config, *QUIET, *overrides, cache=folder)
             run.finish()
             row = [row for row in run.rows("waiting") if "seconds" in row][-1]
             emit(data=name, waiting=row["waiting"], images_per_second=row["examples_per_second"])

@@ -1,5 +1,5 @@
-"""Measuring side by side: calls that take turns, since the speed of a shared machine varies, and
-worker processes that wait between their turns.
+"""Measuring side by side: calls that take turns, since the speed of a shared machine varies, worker
+processes that wait between their turns, and runs of train.py.
 
 python -m benchmarks.harness MODULE:FUNCTION ARGUMENTS     what a Worker starts
 """
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -109,6 +109,60 @@ def in_process(target, *arguments, **options):
     worker = Worker(target, *arguments, **options)
     worker.close()
     return worker.made
+
+
+class Run:
+    """A run of train.py: its config and overrides, in a folder of its own. With `cache`, this is
+    the folder of compiled programs and of data, instead of the user's."""
+
+    def __init__(self, folder, config, *overrides, cache=None, variables=()):
+        self.folder = Path(folder) / "saved"
+        self.command = [sys.executable, "train.py", "-c", str(config), *overrides]
+        self.command += [f"checkpoint.dir={self.folder}"]
+        self.environment = environment() | {"PYTHONUNBUFFERED": "1"} | dict(variables)
+        if cache:
+            self.environment["XDG_CACHE_HOME"] = str(cache)
+
+    def lines(self, *options):
+        """Yield (seconds since the start of the process, line) for each line that it prints. The
+        process is killed when no further line is requested."""
+        start, printed = time.perf_counter(), []
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        process = subprocess.Popen(
+            [*self.command, *options], **streams, env=self.environment, cwd=ROOT
+        )
+        try:
+            for line in process.stdout:
+                printed.append(line)
+                yield time.perf_counter() - start, line
+            if code := process.wait():
+                end = "".join(printed)[-2000:]
+                raise RuntimeError(f"train.py ended with exit code {code}: {end}")
+        finally:
+            process.kill()
+            process.wait()
+
+    def finish(self, *options):
+        """The seconds that the whole process takes."""
+        return seconds(list, self.lines(*options))
+
+    def seconds_to(self, text):
+        """The seconds from the start of the process to the first line with this text."""
+        with closing(self.lines()) as lines:
+            for after, line in lines:
+                if text in line:
+                    return after
+        raise RuntimeError(f"train.py printed no {text!r}")
+
+    def rows(self, key):
+        """The rows of metrics.jsonl with this key."""
+        [file] = self.folder.rglob("metrics.jsonl")
+        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        return [row for row in rows if key in row]
+
+    def checkpoint(self):
+        """The file of its last checkpoint."""
+        return max(self.folder.rglob("checkpoint-*.params"), key=lambda file: file.stat().st_mtime)
 
 
 def serve(target, arguments):

@@ -1,6 +1,7 @@
 """What the loop costs: epochs of `fit`, with logging and metrics on, against a loop that one would
 write by hand. What watching costs: epochs of the sample with all logging, callbacks and trackers
-on, with those of config.json, and with all off, evaluation included.
+on, with those of config.json, with a checkpoint every epoch, and with all off, evaluation included;
+each run is a process of its own.
 
 python -m benchmarks.overhead [--rounds 15]
 """
@@ -8,12 +9,12 @@ python -m benchmarks.overhead [--rounds 15]
 import json
 import tempfile
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 
-from benchmarks.harness import seconds, take_turns
-from benchmarks.pausing import PausedRun
+from benchmarks.harness import Run, seconds, take_turns
 from benchmarks.peers.ours import Trainer, model_of
 from benchmarks.results import arguments, markdown, ratios, record, spread
 from benchmarks.workloads import WORKLOADS, data_of
@@ -23,6 +24,8 @@ from training.optimizers import adamw
 
 WORKLOAD = WORKLOADS["convnext"]._replace(examples=None)
 IMAGES = 60_000
+EPOCHS = 4  # measured ones of a run, whose first one compiles
+STARTED = "STARTING EPOCH"  # in the line that a run logs when an epoch begins
 KEYS = ("log_all", "learning_rate", "gradient_norm", "parameter_norm", "leaf_statistics")
 KEYS += ("histograms",)
 WANDB = {"name": "wandb", "args": {"mode": "offline"}}
@@ -36,15 +39,16 @@ CALLBACKS = (
     {"name": "early_stopping", "args": {"patience": 10**6}},
     {"name": "reduce_on_plateau", "args": {"monitor": "test_loss", "patience": 10**6}},
 )
-QUIET = ["checkpoint.every_epochs=0", "checkpoint.monitor=null"]
-# {form: (overrides, callbacks)}
-FORMS = {
-    "all off": (["logging.every_steps=0", "logging.learning_rate=false"], ()),
-    "as in config.json": ([], ("confusion_matrix", "sample_images")),
-    "all on": (
-        [*(f"logging.{key}=true" for key in KEYS), f"logging.trackers={TRACKERS}"],
-        CALLBACKS,
-    ),
+OFF = ["callbacks=[]", "logging.every_steps=0", "logging.learning_rate=false"]
+FORMS = {  # {form: overrides}
+    "all off": OFF,
+    "a checkpoint every epoch": [*OFF, "checkpoint.every_epochs=1"],
+    "as in config.json": [],
+    "all on": [
+        *(f"logging.{key}=true" for key in KEYS),
+        f"logging.trackers={TRACKERS}",
+        f"callbacks={json.dumps(CALLBACKS)}",
+    ],
 }
 
 
@@ -64,7 +68,8 @@ def loop_by_hand(rounds):
         "by hand, one call per epoch": by_hand(arrays, at_once=True),
         "by hand, one call per step": by_hand(arrays, at_once=False),
     }
-    return table(forms, "fit", len(data["train"][0]), rounds, over=True)
+    calls = {form: partial(rate_of, epoch) for form, epoch in forms.items()}
+    return table(take_turns(calls, rounds), "fit", over=True)
 
 
 def by_hand(arrays, at_once):
@@ -99,24 +104,30 @@ def by_hand(arrays, at_once):
     return epoch
 
 
+def rate_of(epoch):
+    return IMAGES / seconds(epoch)
+
+
 def watching(rounds):
-    """Epochs with their evaluation, including what the trackers still have to do at their end."""
-    with tempfile.TemporaryDirectory() as folder:
-        runs = {
-            name: PausedRun(f"{folder}/{name}", [*QUIET, *overrides], callbacks)
-            for name, (overrides, callbacks) in FORMS.items()
-        }
-        text = table({name: run.seconds for name, run in runs.items()}, "all off", IMAGES, rounds)
-        for run in runs.values():
-            run.end()
-    return text
+    calls = {form: partial(rate_of_run, overrides) for form, overrides in FORMS.items()}
+    return table(take_turns(calls, rounds), "all off")
 
 
-def table(forms, base, images, rounds, over=False):
+def rate_of_run(overrides):
+    """Images per second from the start of the second epoch to that of the last, so with all that
+    the run does between epochs, but without its own start and end."""
+    epochs = ["data=digits", f"training.epochs={EPOCHS + 2}"]
+    no_saves = ["checkpoint.every_epochs=0", "checkpoint.monitor=null"]
+    # In the current folder, since the default temporary folder may be in memory.
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        run = Run(Path(folder).resolve(), "config.json", *epochs, *no_saves, *overrides)
+        _, first, *_, last = [after for after, line in run.lines() if STARTED in line]
+    return EPOCHS * IMAGES / (last - first)
+
+
+def table(rates, base, over=False):
     """Images per second of each form, and the ratios, round by round: of each form to the base, or,
     with `over`, of the base to each form."""
-    calls = {name: partial(rate_of, form, images) for name, form in forms.items()}
-    rates = take_turns(calls, rounds)
     rows = [[name, spread(values)] for name, values in rates.items()]
     for name in rates:
         if name != base:
@@ -124,10 +135,6 @@ def table(forms, base, images, rounds, over=False):
             ratio = ratios(*(rates[each] for each in pair))
             rows.append([" / ".join(pair), spread(ratio)])
     return markdown(["form", "images/s, median (range)"], rows)
-
-
-def rate_of(epoch, images):
-    return images / seconds(epoch)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,10 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from functools import partial
 from pathlib import Path
 
-from benchmarks.harness import ROOT, seconds, take_turns
+from benchmarks.harness import ROOT, Run, seconds, take_turns
 from benchmarks.results import arguments, markdown, ratios, record, spread
 from utils import user_cache
 
@@ -31,43 +30,24 @@ def main():
         name: partial(seconds, run, [sys.executable, *words]) for name, words in CHECKS.items()
     }
     record(args, "Startup", table("process", take_turns(calls, args.rounds)))
-    record(args, "Second start", table("to the first step", starts(max(3, args.rounds // 3))))
+    record(args, "Second start", table("to the first step", starts(-(-args.rounds // 3))))
 
 
 def starts(rounds):
     """{start: seconds of the sample until its first step}: without a cache of compiled programs,
     with an empty one, and with the one that the start before has filled."""
     results = {SECOND: [], FIRST: [], NO_CACHE: []}
+    options = [*of_mnist(), "logging.every_steps=1"]
     for i in range(rounds + 1):
         with tempfile.TemporaryDirectory() as folder:
             link_digits(Path(folder) / "rawtree")
             for name in reversed(results):
                 variables = {"JAX_ENABLE_COMPILATION_CACHE": "false"} if name == NO_CACHE else {}
-                duration = to_first_step(folder, variables)
+                run = Run(folder, "config.json", *options, cache=folder, variables=variables)
+                duration = run.seconds_to(FIRST_STEP)
                 if i > 0:  # the first round may draw the digits
                     results[name].append(duration)
     return results
-
-
-def to_first_step(folder, variables):
-    """Seconds from the start of a process, with `folder` as its cache folder, until it logs its
-    first step."""
-    caches = ("JAX_COMPILATION", "JAX_PERSISTENT")
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(caches)}
-    environment |= {"XDG_CACHE_HOME": folder, "PYTHONUNBUFFERED": "1"} | variables
-    command = [sys.executable, "train.py", "-c", "config.json", *of_mnist()]
-    command += [f"checkpoint.dir={folder}/saved", "logging.every_steps=1"]
-    pipes = {"stdout": subprocess.PIPE, "text": True}
-    start = time.perf_counter()
-    process = subprocess.Popen(command, env=environment, cwd=ROOT, **pipes)
-    try:
-        for line in process.stdout:
-            if FIRST_STEP in line:
-                return time.perf_counter() - start
-        raise RuntimeError(f"train.py logged no first step; exit code {process.wait()}")
-    finally:
-        process.kill()
-        process.wait()
 
 
 def of_mnist():

@@ -1,7 +1,8 @@
 """Seconds from the start of a process until an accuracy on MNIST's test set is reached.
 
-Rawtree runs as a user starts it, the other frameworks by the recipe of the same config, evaluated
-after every epoch; each runs in a process of its own, one at a time, all with huge pages.
+Rawtree runs as a user starts it, by its fastest config and by one without Muon; the other
+frameworks run the recipe of the latter and are evaluated after every epoch. Each runs in a process
+of its own, one at a time, all with huge pages.
 
 python -m benchmarks.time_to_accuracy --data DIR [--peers flax,equinox,...] [--rounds 3]
 needs training/requirements.txt and benchmarks/requirements.txt; DIR holds mnist/
@@ -11,21 +12,20 @@ import json
 import math
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
-from benchmarks.harness import ROOT, Worker, WorkerError, environment, print_progress
+from benchmarks.harness import ROOT, Run, Worker, WorkerError, print_progress
 from benchmarks.results import arguments, markdown, ratios, record, spread, target_cells, versions
 from benchmarks.training import NAMES, OURS, PACKAGES
 from benchmarks.workloads import IMAGE, Workload
 
-RECIPES = {"": "configs/mnist_fast.json", ", AdamW": "benchmarks/mnist_adamw.json"}
-# Keras' Muon scales the learning rate differently, and excludes other layers than the recipe does.
-NO_MUON = ("keras",)
+RECIPE = "benchmarks/mnist_adamw.json"
+CONFIGS = {"": "configs/mnist_fast.json", ", AdamW": RECIPE}
 LEVELS = (0.97, 0.98, 0.99)
 FIRST, LATER = f"{OURS}, first start", f"{OURS}, later start"
 MOST_SECONDS, MOST_RATIO = 20, 0.4  # to the last level, and relative to the fastest peer
@@ -33,8 +33,8 @@ LIMIT = 60  # seconds, after which a framework is stopped and takes no further t
 NOTES = f"""\
 The recipes are `configs/mnist_fast.json`, which trains with Muon, and \
 `benchmarks/mnist_adamw.json`, the fastest recipe found without Muon; both were chosen by the \
-accuracy that Rawtree reaches on this test set. Keras runs only the recipe without Muon; PyTorch's \
-Muon accepts only matrices, so AdamW updates its convolution kernels. Median \
+accuracy that Rawtree reaches on this test set. The other frameworks run the recipe without Muon, \
+by which the fastest of them is faster than with its own Muon. Median \
 (smallest - largest) over the rounds, each with a different order of the images; a framework that \
 has not reached the last level after {LIMIT} s is stopped and takes no further turn. A first start \
 finds no compiled programs of an earlier run, a later start does. `train.py` enables huge pages \
@@ -43,19 +43,17 @@ by itself, and the time of restarting itself for this is included; the others ge
 # The keys of a recipe's config; the values of some must be these.
 KEYS = {"$schema", "title", "model", "data", "loader", "preprocess", "loss", "metrics"}
 KEYS |= {"optimizer", "schedule", "training", "checkpoint"}
-FIXED = {"loss": "cross_entropy", "schedule": "warmup_linear"}
-BY_ADAMW = "head/classes/.*"  # as the peers' Muon
+FIXED = {"loss": "cross_entropy", "schedule": "warmup_linear", "optimizer": "adamw"}
 
 
 def recipe_of(file):
     """The Workload of a config; one that the peers cannot follow is an error."""
     config = json.loads((ROOT / file).read_text(encoding="utf-8"))
-    names = {key: config[key]["name"] for key in (*FIXED, "optimizer")}
-    args = {key: dict(config[key]["args"]) for key in ("loss", "schedule", "optimizer")}
+    names = {key: config[key]["name"] for key in FIXED}
+    args = {key: config[key]["args"] for key in FIXED}
     to_unit, normalize = config["preprocess"]
     epochs = config["training"]["epochs"]
-    follows = args["optimizer"].pop("by_adamw", BY_ADAMW) == BY_ADAMW and to_unit == "to_unit"
-    follows = follows and config.keys() <= KEYS and names | FIXED == names
+    follows = config.keys() <= KEYS and names == FIXED and to_unit == "to_unit"
     if not follows or config["training"] != {"epochs": epochs}:
         raise ValueError(
             f"{file}: has a setting that the other frameworks' recipe does not express"
@@ -70,7 +68,6 @@ def recipe_of(file):
         warmup=args["schedule"]["warmup_epochs"] / epochs,
         mean=normalize["args"]["mean"][0],
         std=normalize["args"]["std"][0],
-        optimizer=names["optimizer"],
         **args["optimizer"],
         **args["loss"],
     )
@@ -80,15 +77,14 @@ def main():
     args = arguments("time_to_accuracy", __doc__, peers=list(NAMES), rounds=3, data=None)
     if not args.data:
         sys.exit("--data DIR: the folder that holds mnist/")
-    folder, turns = str(Path(args.data).resolve()), {}
-    forms = [(name, peer, variant) for peer in args.peers for variant, name in NAMES[peer].items()]
-    for suffix, file in RECIPES.items():
-        recipe = recipe_of(file)
-        turns[OURS + suffix] = lambda i, suffix=suffix, file=file: ours(suffix, file, folder, i)
-        for name, peer, variant in forms:
-            if variant != "channels_last" and (recipe.optimizer == "adamw" or peer not in NO_MUON):
-                form = name + suffix, peer, variant, recipe, folder
-                turns[name + suffix] = lambda i, form=form: theirs(*form, i)
+    folder, recipe = str(Path(args.data).resolve()), recipe_of(RECIPE)
+    turns = {
+        OURS + suffix: partial(ours, suffix, config, folder) for suffix, config in CONFIGS.items()
+    }
+    for peer in args.peers:
+        for variant, name in NAMES[peer].items():
+            if variant != "channels_last":
+                turns[name] = partial(theirs, name, peer, variant, recipe, folder)
     results, missing = compare(turns, args.rounds)
     tables = seconds_table(results, missing), targets_table(results)
     record(args, "Time to accuracy", *tables, f"{NOTES} {versions(*PACKAGES)}.")
@@ -118,11 +114,10 @@ def compare(turns, rounds):
     return results, missing
 
 
-def reached_by(start, accuracies):
-    """{level: seconds from the start until an accuracy reaches it, or inf}."""
+def reached_by(accuracies):
+    """{level: seconds until an accuracy reaches it, or inf} of pairs (seconds, accuracy)."""
     reached = dict.fromkeys(LEVELS, math.inf)
-    for accuracy in accuracies:
-        seconds = time.perf_counter() - start
+    for seconds, accuracy in accuracies:
         reached |= {each: min(reached[each], seconds) for each in LEVELS if accuracy >= each}
         if reached[LEVELS[-1]] < math.inf:
             break
@@ -134,24 +129,18 @@ def ours(suffix, config, data, seed):
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         for label in (FIRST, LATER):
-            overrides = [f"data.args.dir={data}", f"checkpoint.dir={folder}", f"seed={seed}"]
-            command = [sys.executable, "train.py", "-c", config, *overrides]
-            variables = environment() | {"XDG_CACHE_HOME": folder, "PYTHONUNBUFFERED": "1"}
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-            start = time.perf_counter()
-            with subprocess.Popen(command, **pipes, env=variables, cwd=ROOT) as process:
-                alarm = threading.Timer(LIMIT, process.terminate)
-                alarm.start()
-                results[label + suffix] = reached_by(start, logged_accuracies(process.stdout))
-                alarm.cancel()
-                process.terminate()
+            run = Run(folder, config, f"data.args.dir={data}", f"seed={seed}", cache=folder)
+            with closing(run.lines()) as lines:
+                results[label + suffix] = reached_by(logged_accuracies(lines))
     return results
 
 
 def logged_accuracies(lines):
-    for line in lines:
+    for seconds, line in lines:
+        if seconds > LIMIT:
+            return
         if found := re.search(r"\[test\].* accuracy @ ([\d.]+)", line):
-            yield float(found[1])
+            yield seconds, float(found[1])
 
 
 def theirs(name, peer, variant, recipe, data, seed):
@@ -164,7 +153,8 @@ def theirs(name, peer, variant, recipe, data, seed):
             worker = Worker("benchmarks.training:Training", *words, huge_pages=True, timeout=LIMIT)
             for epoch in range(recipe.epochs):
                 worker.timeout = max(1, start + LIMIT - time.perf_counter())
-                yield worker.call("accuracy_after_epoch", seed * recipe.epochs + epoch)
+                accuracy = worker.call("accuracy_after_epoch", seed * recipe.epochs + epoch)
+                yield time.perf_counter() - start, accuracy
         except WorkerError:
             if time.perf_counter() - start < LIMIT:
                 raise
@@ -172,7 +162,7 @@ def theirs(name, peer, variant, recipe, data, seed):
             if worker:
                 worker.process.kill()
 
-    return {name: reached_by(start, accuracies())}
+    return {name: reached_by(accuracies())}
 
 
 def seconds_table(results, missing):

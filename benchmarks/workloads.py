@@ -14,9 +14,7 @@ STREAMS = {"train": 0, "test": 1}  # the random stream of each set
 
 
 class Workload(NamedTuple):
-    """A model with `args`, trained on images of `shape` or on texts of that length. With Muon, it
-    updates the linear and convolution weights between features; AdamW, with `adamw_lr`, updates
-    the last layer and everything else."""
+    """A model with `args`, trained on images of `shape` or on texts of that length."""
 
     model: str
     args: dict
@@ -28,8 +26,6 @@ class Workload(NamedTuple):
     schedule: str = "constant"
     warmup: float = 0.0  # a fraction of all steps
     weight_decay: float = 0.01
-    optimizer: str = "adamw"  # or "muon"
-    adamw_lr: float = 0.0  # only with Muon
     label_smoothing: float = 0.0
     mean: float = 0.0  # by which images in [0, 1] are normalized
     std: float = 1.0

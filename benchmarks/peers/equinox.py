@@ -153,7 +153,7 @@ def trainer(workload, data, variant):
 
     model, state = make(jr.key(0))
     params, static = eqx.partition(model, eqx.is_inexact_array)
-    optim = optimizer_of(workload, len(data["train"][0]), decayed, outputs_last=False)
+    optim = optimizer_of(workload, len(data["train"][0]), decayed)
     leaves, tree = jax.tree.flatten((params, state, optim.init(params)))
 
     def loss_fn(params, state, x, y):

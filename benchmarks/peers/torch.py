@@ -231,9 +231,8 @@ class Trainer:
         self.precision = {"dtype": torch.bfloat16, "enabled": low, "device_type": DEVICE}
         self.loss_fn = nn.CrossEntropyLoss(label_smoothing=workload.label_smoothing)
         steps = len(data["train"][0]) // workload.batch_size * workload.epochs
-        self.optimizers = optimizers(model, workload)
-        schedulers = [scheduler_of(optimizer, workload, steps) for optimizer in self.optimizers]
-        self.schedulers = [scheduler for scheduler in schedulers if scheduler]
+        self.optimizer = adamw(model, workload.lr, workload.weight_decay)
+        self.scheduler = scheduler_of(self.optimizer, workload, steps)
 
     def epoch(self, seed):
         x, y = self.data["train"]
@@ -250,11 +249,10 @@ class Trainer:
                 logits = self.model(inputs).float()
             loss = self.loss_fn(logits.flatten(0, -2), labels.flatten())
             loss.backward()
-            for optimizer in self.optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
-            for scheduler in self.schedulers:
-                scheduler.step()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            if self.scheduler:
+                self.scheduler.step()
             loss_sum += loss.detach()
             correct += (logits.argmax(-1) == labels).sum()
         return (loss_sum / len(batches)).item()
@@ -274,20 +272,9 @@ class Trainer:
 trainer = Trainer
 
 
-def optimizers(model, workload):
-    """AdamW; or Muon for all matrices except the last layer's, and AdamW for the rest, since Muon
-    accepts only matrices."""
-    parameters, decay = list(model.parameters()), workload.weight_decay
-    if workload.optimizer == "adamw":
-        return [adamw(parameters, workload.lr, decay)]
-    matrices = [p for p in parameters[:-2] if p.ndim == 2]
-    rest = [p for p in parameters if not any(p is matrix for matrix in matrices)]
-    muon = torch.optim.Muon(matrices, workload.lr, weight_decay=decay)
-    return [muon, adamw(rest, workload.adamw_lr, decay)]
-
-
-def adamw(parameters, lr, weight_decay):
+def adamw(model, lr, weight_decay):
     """Weights decay; biases and scales, which have one axis, do not."""
+    parameters = list(model.parameters())
     weights = {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay}
     others = {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0}
     return torch.optim.AdamW([weights, others], lr, fused=True)

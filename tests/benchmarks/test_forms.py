@@ -30,9 +30,9 @@ def test_the_table_has_a_row_for_each_form_and_names_the_chosen_one():
 def test_an_interrupted_sweep_continues_after_the_last_whole_line(tmp_path, monkeypatch):
     file, measured = tmp_path / "rows.jsonl", []
     row = {"seed": 0, "layer": "linear", "shape": "2x3"}
-    lines = [json.dumps(row | {"number": 1, "seconds": {"a": 2.0, "b": 1.0}})]
-    lines += [json.dumps(row | {"seed": 7, "number": 3, "seconds": {"a": 5.0}})]  # another sweep
-    file.write_text("\n".join(lines) + '\n{"seed": 0, "number": 3, "seconds": {"a"')
+    lines = [json.dumps(row | {"number": 0, "seconds": {"a": 2.0, "b": 1.0}})]
+    lines += [json.dumps(row | {"seed": 7, "number": 1, "seconds": {"a": 5.0}})]  # another sweep
+    file.write_text("\n".join(lines) + '\n{"seed": 0, "number": 1, "seconds": {"a"')
 
     def times_of(layer):
         measured.append(layer)
@@ -40,13 +40,13 @@ def test_an_interrupted_sweep_continues_after_the_last_whole_line(tmp_path, monk
 
     monkeypatch.setattr(forms, "layer_of", lambda seed, number: layer())
     monkeypatch.setattr(forms, "times_of", times_of)
-    results = forms.sweep(5, 0, None, "b", file)
+    results = forms.sweep(2, 0, None, file)
     assert {n: seconds for n, (_, seconds) in results.items()} == {
-        1: {"a": 2.0, "b": 1.0},
-        3: {"a": 1.0, "b": 2.0},
+        0: {"a": 2.0, "b": 1.0},
+        1: {"a": 1.0, "b": 2.0},
     }
     assert len(measured) == 1
-    forms.sweep(5, 0, None, "b", file)  # the line after the cut one was written is whole
+    forms.sweep(2, 0, None, file)  # the line after the cut one was written is whole
     assert len(measured) == 1
 
 

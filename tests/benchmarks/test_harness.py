@@ -1,12 +1,13 @@
 """Workers and turns, on which all comparisons depend, and the file of the results."""
 
+import shutil
 import sys
 import time
 
 import pytest
 
 from benchmarks import results
-from benchmarks.harness import Worker, WorkerError, in_process, take_turns
+from benchmarks.harness import Run, Worker, WorkerError, in_process, take_turns
 
 
 def test_every_second_round_goes_in_reverse_and_the_first_is_not_counted():
@@ -77,3 +78,17 @@ def test_the_command_of_a_section_has_the_options_that_change_what_is_measured(m
 )
 def test_a_target_is_reached_only_by_a_measurement_within_it(value, cells):
     assert results.target_cells(value, 2) == cells
+
+
+@pytest.mark.slow
+def test_a_run_is_timed_killed_and_read(tmp_path):
+    small = ["data=digits", "data.args.train_size=64", "data.args.test_size=16", "callbacks=[]"]
+    small += ["model=mlp", "model.args.dims=[4]", "loader.batch_size=32", "logging.every_steps=1"]
+    run = Run(tmp_path, "config.json", *small, "training.epochs=2", cache=tmp_path / "cache")
+    assert run.seconds_to("Epoch 1 [1/2") > 0 and not any(run.folder.rglob("finished.json"))
+    shutil.rmtree(run.folder)
+    assert run.finish() > 0
+    assert [row["epoch"] for row in run.rows("seconds")] == [1, 2]
+    assert run.checkpoint().name == "checkpoint-epoch_2.params"
+    with pytest.raises(RuntimeError, match=r"(?s)exit code 2.*no model 'absent'"):
+        Run(tmp_path, "config.json", "model=absent").finish()
