@@ -2,7 +2,6 @@
 
 import glob
 import importlib.util
-import io
 import os
 from functools import partial
 from itertools import chain, islice
@@ -12,8 +11,8 @@ import numpy as np
 
 from data_loader import grain_source, table
 from data_loader.base import Data
-from data_loader.folder import decoded, need_pillow, pixels
 from data_loader.grain_source import MEMORY_MB, Records
+from data_loader.images import image_in, need_pillow, pixels
 from data_loader.table import LONGEST_LINE, TIMES_LARGER
 from file_io import check_kind, open_file
 from ranges import CountOrZero, NeedsTrust, at_most, checked
@@ -195,7 +194,10 @@ def example(row, *, x, y, classes, image_size, color):
         if cell is None:
             raise UserError(f"column {name!r}: is missing")
     if isinstance(value, dict) and {"bytes", "path"} <= value.keys():
-        image = image_of(x, value, image_size, color)
+        if value["bytes"] is None:
+            image = pixels(value["path"], image_size, color)
+        else:
+            image = image_in(value["bytes"], f"column {x!r}:", image_size, color)
     else:
         image = as_numbers(x, value)
     if classes and isinstance(target, str):
@@ -204,16 +206,6 @@ def example(row, *, x, y, classes, image_size, color):
             raise UserError(f"column {y!r}: no class {cut(repr(target), 40)} in training ({known})")
         target = classes.index(target)
     return image, as_numbers(y, target)
-
-
-def image_of(name, value, image_size, color):
-    """The image of a cell, which holds its bytes, or a path."""
-    if value["bytes"] is None:
-        return pixels(value["path"], image_size, color)
-    try:
-        return decoded(io.BytesIO(value["bytes"]), image_size, color)
-    except (OSError, SyntaxError, ValueError) as error:
-        raise UserError(f"column {name!r}: is not a readable image ({error})") from error
 
 
 def as_numbers(name, value):

@@ -1,16 +1,15 @@
 """Images in tar files, as WebDataset writes them, read sample by sample in any order."""
 
-import io
 from functools import partial
 from typing import Annotated, Literal
 
 import numpy as np
 
 from data_loader.base import Data, Parsed
-from data_loader.folder import decoded, need_pillow
 from data_loader.grain_source import MEMORY_MB, Records, data_of
+from data_loader.images import image_in, need_pillow
+from data_loader.npy_files import array_in
 from data_loader.record_files import RecordFiles
-from data_loader.records import npy_array
 from file_io import parse_json
 from ranges import Count, CountOrZero, LocalPath, at_most, checked
 from utils import UserError, cut
@@ -64,12 +63,9 @@ def tar_example(
         raise UserError("is not a sample of a tar file; `data` should be grain, with its `parse`")
     x, data = member(record, x)
     if x.lower().endswith("npy"):
-        image = npy_array(data)
+        image, _ = array_in(data)
     else:
-        try:
-            image = decoded(io.BytesIO(data), image_size, color)
-        except (OSError, SyntaxError, ValueError) as error:
-            raise UserError(f"its .{x} is not a readable image ({error})") from error
+        image = image_in(data, f"its .{x}", image_size, color)
     return image, label(*member(record, y), field, classes)
 
 

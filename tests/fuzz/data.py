@@ -14,7 +14,6 @@ import train
 from data_loader import cifar10, record_files
 from data_loader.base import loaded
 from data_loader.digits import draw
-from data_loader.protobuf import encoded
 from data_loader.records import numpy_record
 from inference import predict
 from tests.fuzz import texts
@@ -73,6 +72,12 @@ def image(array, form):
     file = io.BytesIO()
     Image.fromarray(array[..., 0]).convert("RGB").save(file, form)
     return file.getvalue()
+
+
+def encoded(number):
+    """A number as a protocol buffer has it: seven bits per byte, the lowest first."""
+    low, rest = number & 127, number >> 7
+    return bytes([low | 128]) + encoded(rest) if rest else bytes([low])
 
 
 def field(number, data):
