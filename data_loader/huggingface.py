@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from data_loader import grain_source, table
+from data_loader import grain, table
 from data_loader.base import Data
-from data_loader.grain_source import MEMORY_MB, Records
+from data_loader.grain import MEMORY_MB, Records
 from data_loader.images import image_in, need_pillow, pixels
 from data_loader.table import LONGEST_LINE, TIMES_LARGER
 from file_io import check_kind, open_file
@@ -83,7 +83,7 @@ def huggingface(
         for key, rows in sets.items()
     }
     named = {"num_classes": num_classes, "classes": classes or None}
-    return grain_source.data_of(records, memory_mb, **named)
+    return grain.data_of(records, memory_mb, **named)
 
 
 def opened(path, name, data_files, revision):

@@ -1,9 +1,7 @@
 """Files of records with random access: ArrayRecord, and TFRecord and tar with an index."""
 
-import glob
 import importlib.util
 import os
-import re
 from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -11,13 +9,13 @@ from itertools import accumulate
 
 import numpy as np
 
+from data_loader.paths import paths
 from data_loader.tar_files import TarSamples
-from file_io import check_kind, open_file
+from file_io import open_file
 from utils import Damaged, UserError, cut, format_bytes
 
 ARRAY_RECORD = bytes.fromhex("83af70d10d884a3f")  # the first bytes: the signature of Riegeli
 MOST_BYTES = 2**31  # of one record, as in a protocol buffer
-MOST_FILES = 100_000  # of one pattern
 MAX_OPEN = 512  # open files per process, half of the usual limit of a system
 NEEDS = (
     "reading these files needs {}, which is not installed: "
@@ -60,63 +58,6 @@ class RecordFiles:
             raise Damaged(
                 f"{file.path}: record {number} cannot be read ({error}); copy the file again"
             ) from error
-
-
-def paths(pattern, ending):
-    """The files of a path or a pattern, sorted; the `ending` is that of the example in a message.
-
-    Where a pattern with `*` matches files numbered `-00000-of-00010`, all of them must exist; and
-    so must all of `{000..012}`.
-    """
-    if numbers := re.search(r"\{(\d+)\.\.(\d+)\}", pattern):
-        first, last = numbers.groups()
-        if not int(first) <= int(last) < int(first) + MOST_FILES:
-            raise UserError(f"{pattern}: {numbers[0]} is not a range of up to {MOST_FILES} files")
-        before, after = pattern[: numbers.start()], pattern[numbers.end() :]
-        each = (f"{i:0{len(first)}}" for i in range(int(first), int(last) + 1))
-        return [path for i in each for path in paths(f"{before}{i}{after}", ending)]
-    files = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
-    files = [path for path in files if not os.path.isdir(path)]
-    if not files and os.path.isdir(pattern):
-        inside = sorted(glob.glob(os.path.join(glob.escape(pattern), f"*{ending}")))
-        likely = [path for path in inside if "train" in os.path.basename(path)] or inside
-        example = [*likely, os.path.join(pattern, f"*{ending}")][0]
-        raise UserError(f"{pattern}: is a folder; name the files in it, as {example}")
-    if not files:
-        raise UserError(
-            f"{pattern}: no such file; name one file, or several with a pattern such as "
-            f"data/train-*{os.path.splitext(pattern)[1] or ending}"
-        )
-    refuse_pipes(files)
-    if "*" in pattern:
-        check_numbers(files)
-    return files
-
-
-def check_numbers(files):
-    """Refuse files numbered as `-00000-of-00010` if some are missing."""
-    numbered = [re.fullmatch(r"(.*-)(\d+)(-of-0*(\d+).*)", path) for path in files]
-    series = {(m[1], len(m[2]), m[3], int(m[4])) for m in numbered if m}
-    counts = {}
-    for before, _, _, count in sorted(series):
-        if counts.setdefault(before, count) != count:
-            both = f"files of {counts[before]} and files of {count}"
-            raise UserError(f"{before}*: there are {both}; delete those that were written earlier")
-    for before, width, after, count in sorted(series):
-        names = (f"{before}{i:0{width}}{after}" for i in range(min(count, MOST_FILES + 1)))
-        missing = sorted(set(names) - set(files))
-        if missing:
-            present = min(count, MOST_FILES + 1) - len(missing)
-            raise UserError(f"{missing[0]}: is missing; {present} of the {count} files are present")
-
-
-def refuse_pipes(files):
-    """Raise unless all files are regular: others, such as pipes, may never end."""
-    for path in files:
-        try:
-            check_kind(path)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def _opened(path):

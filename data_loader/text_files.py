@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from data_loader.record_files import paths
+from data_loader.paths import paths
 from data_loader.tokens import ABOUT
 from file_io import open_file
 from utils import UserError, check_memory

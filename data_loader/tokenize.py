@@ -24,11 +24,11 @@ from data_loader.documents import (
     separator_of,
     split_indices,
 )
-from data_loader.processes import mapped, progress
 from data_loader.text_files import PARTS, PLAN, text_files
 from data_loader.tokenizers import bpe, plain
 from data_loader.tokenizers.saved import MOST_BYTES, from_json, tokenizer_file
 from data_loader.tokens import ABOUT, TOKENIZER
+from data_loader.workers import Workers
 from file_io import atomic_file, atomic_write, locked, open_file, read_file, read_json
 from ranges import local_path
 from utils import BAD_INPUT, DONE, FAILED, RunError, UserError
@@ -254,6 +254,20 @@ def in_processes(arguments, parts, sets, tokenizer, folder):
     write = partial(write_part, tokenizer_json=tokenizer.to_json(), **settings)
     for _ in mapped(write, jobs, arguments.processes, "tokenize"):
         pass
+
+
+def mapped(function, items, processes, what):
+    """function(item) of each item, in order, computed by several processes."""
+    count = min(processes, len(items))
+    results = Workers(function, count).mapped(items) if count > 1 else map(function, items)
+    return progress(results, what, len(items))
+
+
+def progress(items, what, total):
+    """The items, with a bar if the output is a terminal."""
+    from tqdm import tqdm
+
+    return tqdm(items, desc=what, total=total, unit="part", disable=not sys.stderr.isatty())
 
 
 def write_part(job, tokenizer_json, separator, shares):

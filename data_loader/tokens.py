@@ -7,7 +7,7 @@ import numpy as np
 
 from data_loader.base import Data
 from data_loader.npy_files import header_of
-from data_loader.record_files import paths
+from data_loader.paths import paths
 from data_loader.windows import Stream, Windows, window_data
 from file_io import check_kind, open_file, parse_json, read_file
 from ranges import Count, CountOrZero, LocalPath, checked

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import numpy as np
 
 from data_loader.base import Data, Parsed
-from data_loader.grain_source import MEMORY_MB, Records, data_of
+from data_loader.grain import MEMORY_MB, Records, data_of
 from data_loader.images import image_in, need_pillow
 from data_loader.npy_files import array_in
 from data_loader.record_files import RecordFiles

@@ -1,26 +1,26 @@
-"""Examples in record files, more than fit into memory, read by worker processes with Grain.
+"""Examples in record files, more than fit into memory, which worker processes may read.
 
 The loader decides the order of an epoch, and a batch depends only on its row of that order. So the
 batches are the same for any number of workers, and a checkpoint needs no position of this reader:
 the epoch and the batch, which it holds anyway, are enough.
 """
 
-import importlib.util
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Annotated
 
 import numpy as np
 
 from data_loader.base import Arrays, Data, Parsed, check_labels
-from data_loader.grain_workers import Workers
 from data_loader.loader import collated
 from data_loader.nest import map_nest, named_nest
-from data_loader.record_files import NEEDS, RecordFiles
+from data_loader.record_files import RecordFiles
 from data_loader.records import numpy_example
+from data_loader.workers import Workers
 from ranges import Count, CountOrZero, LocalPath, at_most, checked
-from utils import UserError, where_and_why
+from utils import RunError, UserError, where_and_why
 
 MEMORY_MB = 1024  # of decoded examples that are kept in memory
 
@@ -82,13 +82,10 @@ class Records:
     messages, and a `source`; worker processes read batches of them."""
 
     def __init__(self, files, parse, workers, num_classes=None):
-        if workers and importlib.util.find_spec("grain") is None:
-            raise UserError(f"workers: {NEEDS.format('grain')}; or set it to 0")
         self.files, self.source = files, files.source
         self.parse = parse
         self.workers = workers
         self.num_classes = num_classes
-        self.idle = []  # [((collate_fn, batch size, number of workers), Workers)]
         self.advice = f"use more data.args.workers (now {workers}), if there are more cores"
 
     def __len__(self):
@@ -127,38 +124,38 @@ class Records:
                 f"{self.files.name(index)}: parse fails: {where_and_why(error)}"
             ) from error
 
-    def batch(self, collate_fn, row):
-        """One batch; every error becomes a UserError, which can be pickled between processes."""
+    def batch(self, task):
+        """One batch of a (collate_fn, row of indices)."""
+        collate_fn, row = task
         return collated([self[int(i)] for i in row], collate_fn)
 
     def read_batches(self, order, collate_fn):
-        """One batch for each row of `order`; each of n workers makes every n-th one in advance.
-        The workers are kept for the next pass, until this dataset is deleted."""
-        if not (self.workers and len(order)):
-            yield from map(partial(self.batch, collate_fn), order)
+        """One batch for each row of `order`."""
+        tasks = [(collate_fn, row) for row in order]
+        if not self.workers:
+            yield from map(self.batch, tasks)
             return
-        form = collate_fn, order.shape[1], min(self.workers, len(order))
-        workers = self.idle_workers(form)
-        if workers is None:  # they get a copy, so that this dataset holds no reference to itself
-            workers = Workers(partial(copy(self).batch, collate_fn), *form[1:])
         try:
-            yield from workers.batches(order)
-        except GeneratorExit:  # the pass ended early
-            self.idle.append((form, workers))
+            pickle.dumps((self.parse, collate_fn))
+        except Exception as error:
+            raise UserError(
+                f"workers: {error}; worker processes need functions that a module has under a "
+                "name; or set workers to 0"
+            ) from error
+        try:
+            yield from self.processes.mapped(tasks)
+        except RunError:  # a process has died; the next pass starts others
+            del self.processes
             raise
-        except BaseException:
-            workers.close()
-            raise
-        self.idle.append((form, workers))
 
-    def idle_workers(self, form):
-        """The workers of an earlier pass with the same settings, or None."""
-        place = next((i for i, (other, _) in enumerate(self.idle) if other == form), None)
-        workers = None if place is None else self.idle.pop(place)[1]
-        return workers if workers and workers.ready() else None
+    @cached_property
+    def processes(self):
+        """The Workers, which are kept until this dataset is deleted. They get a copy of it, so that
+        it holds no reference to itself."""
+        return Workers(copy(self).batch, self.workers)
 
     def __getstate__(self):
-        return vars(self) | {"idle": []}
+        return {name: value for name, value in vars(self).items() if name != "processes"}
 
 
 def types_of(example):
