@@ -171,12 +171,12 @@ def test_the_parts_of_a_large_text_are_found_but_not_one_that_is_larger_than_the
     for module in ("data_loader.documents", "utils"):
         monkeypatch.setattr(f"{module}.main_memory", lambda: 2**20)
     Path("a.jsonl").write_text('{"text": "one line"}\n' * 200_000)
-    parts = parts_of("a.jsonl", None)
+    parts = parts_of("a.jsonl")
     assert parts[-1].end == os.path.getsize("a.jsonl") and len(parts) == 65
     sparse("b.txt", 2**36)
     message = r"b\.txt: the document in line 1: would need 64\.0 GiB, and this machine has 1\.0 MiB"
     with pytest.raises(UserError, match=message):
-        parts_of("b.txt", None)
+        parts_of("b.txt")
 
 
 def test_a_line_of_a_table_has_an_end():
