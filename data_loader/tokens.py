@@ -1,16 +1,17 @@
 """Files of tokens that are larger than memory: .bin as nanoGPT and llm.c write them, and .npy."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NotRequired, TypedDict
 
 import numpy as np
 
 from data_loader.base import Data
 from data_loader.npy_files import header_of
 from data_loader.paths import paths
+from data_loader.tokenizers.saved import tokenizer_file
 from data_loader.windows import Stream, Windows, window_data
 from file_io import check_kind, open_file, parse_json, read_file
-from ranges import Count, CountOrZero, LocalPath, checked
+from ranges import Count, CountOrZero, LocalPath, NonNegative, checked, form
 from utils import UserError, cut
 
 ABOUT = "tokens.json"  # facts that data_loader/tokenize.py writes about the files beside it
@@ -47,8 +48,8 @@ def tokens(
     about = shared_description(
         list(dict.fromkeys(Path(f).parent for each in files.values() for f in each))
     )
-    dtype, own = dtype or about.get("dtype"), tokenizer or about.get("tokenizer")
-    made_by = tokenizer_at(own) if own else None
+    dtype = dtype or about.get("dtype")
+    made_by = tokenizer_file(tokenizer) if tokenizer else about.get("tokenizer")
     vocab_size = vocab_size or about.get("vocab_size") or (made_by and made_by.vocab_size)
     if vocab_size is None:
         raise ValueError(
@@ -82,63 +83,50 @@ def check_boundary(documents, end_of_text, vocab_size):
     return end_of_text
 
 
-def shared_description(folders):
-    """The content of tokens.json in the first folder; raises if another folder's tokens were made
-    with another tokenizer."""
-    about = described(folders[0])
-    for folder in folders[1:]:
-        other = described(folder)
-        if about and other and preparation_of(about) != preparation_of(other):
-            raise UserError(
-                f"{folder}: its tokens were made with another tokenizer than those in "
-                f"{folders[0]}; prepare both with one --tokenizer, a tokenizer.json"
-            )
-    return about
+class About(TypedDict):
+    """The file tokens.json beside files of tokens."""
 
-
-def preparation_of(about):
-    """The parts of tokens.json that must be equal for files that are used together."""
-    tokenizer = tokenizer_at(about["tokenizer"]).to_json() if "tokenizer" in about else None
-    return [about[key] for key in ("dtype", "vocab_size", "end_of_text")], tokenizer
+    dtype: Literal["uint16", "uint32"]
+    vocab_size: Count
+    end_of_text: CountOrZero | None
+    bytes_per_token: NotRequired[NonNegative | None]
+    tokens: NotRequired[dict]
 
 
 def described(folder):
-    """The content of tokens.json in a folder, {} without one; `tokenizer` is the path beside it."""
-    path = folder / ABOUT
+    """The content of tokens.json in a folder, with the `tokenizer` beside it; {} without one."""
+    path, beside = folder / ABOUT, folder / TOKENIZER
     if not path.exists():
         return {}
     try:
-        kept = facts_of(parse_json(read_file(path).decode()))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        about = form(About).read(parse_json(read_file(path).decode()), ABOUT)
+    except (OSError, ValueError) as error:
         why = cut(str(error), 200)
         raise UserError(
             f"{path}: is not what data_loader.tokenize writes ({why}); prepare the files again"
         ) from error
-    beside = folder / TOKENIZER
-    return kept | ({"tokenizer": str(beside)} if beside.exists() else {})
+    return about | ({"tokenizer": tokenizer_file(beside)} if beside.exists() else {})
 
 
-def facts_of(about):
-    """The values of tokens.json that are used; raises if they cannot be what was written."""
-    kept = {key: about[key] for key in ("dtype", "vocab_size", "end_of_text")}
-    kept["bytes_per_token"] = about.get("bytes_per_token")
-    vocab_size, end, rate = (kept[key] for key in ("vocab_size", "end_of_text", "bytes_per_token"))
-    is_valid = {
-        "dtype": kept["dtype"] in DTYPES,
-        "vocab_size": type(vocab_size) is int and 1 <= vocab_size <= 2**31,
-        "end_of_text": end is None or (type(end) is int and 0 <= end < 2**31),
-        "bytes_per_token": rate is None or (type(rate) in (int, float) and 0 <= rate < 2**31),
-    }
-    for key, valid in is_valid.items():
-        if not valid:
-            raise ValueError(f"{key} is {kept[key]!r}")
-    return kept
+def shared_description(folders):
+    """The content of tokens.json in the first folder; raises if another folder's tokens were made
+    with another tokenizer."""
+    first = described(folders[0])
+    for folder in folders[1:]:
+        other = described(folder)
+        if first and other and essence_of(first) != essence_of(other):
+            raise UserError(
+                f"{folder}: its tokens were made with another tokenizer than those in "
+                f"{folders[0]}; prepare both with one --tokenizer, a tokenizer.json"
+            )
+    return first
 
 
-def tokenizer_at(path):
-    from data_loader.tokenizers.saved import tokenizer_file
-
-    return tokenizer_file(path)
+def essence_of(about):
+    """What must be equal for files that are used together."""
+    tokenizer = about.get("tokenizer")
+    numbers = [about[key] for key in ("dtype", "vocab_size", "end_of_text")]
+    return numbers, tokenizer and tokenizer.to_json()
 
 
 def opened(path, dtype, vocab_size):

@@ -254,9 +254,7 @@ def test_a_byte_that_is_not_utf8_is_named_with_its_place(tmp_path):
     with pytest.raises(UserError, match=r"byte 2 \(0x00, in line 1\) is not UTF-8.*-f utf-16 -t"):
         text_of(path)
     path.write_bytes(b"fine\nfin\0")
-    with pytest.raises(
-        UserError, match=r"byte 8 \(0x00, in line 2\) is not .*`tokens`"
-    ):
+    with pytest.raises(UserError, match=r"byte 8 \(0x00, in line 2\) is not .*`tokens`"):
         text_of(path)
     path.write_bytes(b"x" * 10 + b"\n" + b"\xffy")
     with pytest.raises(UserError, match=r"byte 11 \(0xff, in line 4\)"):

@@ -74,7 +74,8 @@ def test_the_lines_of_a_jsonl_file_are_documents(folder, capsys):
     lines[30] = '{"body": 1}\n'
     (folder / "lines.jsonl").write_text("".join(lines))
     run("lines.jsonl", "--out", "again", "--field", "body", code=2)
-    assert "lines.jsonl: line 31: has no text under the key 'body', but {'body': 1}" in capsys.readouterr().err
+    found = "lines.jsonl: line 31: has no text under the key 'body', but {'body': 1}"
+    assert found in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ending", ["<|endoftext|>", "<|endoftext|>\n", "<|endoftext|>\n\n"])
