@@ -14,7 +14,7 @@ import numpy as np
 
 from data_loader.loader import SPLIT, random_stream
 from data_loader.paths import paths
-from data_loader.tokenizers.plain import UntrainedCharacters
+from data_loader.tokenizers.plain import UntrainedCharacters, token_dtype
 from data_loader.tokens import ABOUT
 from file_io import open_file, parse_json
 from utils import UserError, check_memory, main_memory
@@ -298,7 +298,7 @@ def encoded(tokenizer, documents, several):
     """The tokens of documents, one after the other. If there are `several`, the token that ends a
     document follows each of them."""
     end = tokenizer.end_of_text
-    dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32
+    dtype = token_dtype(tokenizer.vocab_size)
     ending = [np.array([end], dtype)] if several and end is not None else []
     pieces = [np.zeros(0, dtype)]
     for document in documents:

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import numpy as np
 
-from data_loader.base import Arrays, Data, Parsed, check_labels
+from data_loader.base import Arrays, Data, Parsed, check_labels, named_sets
 from data_loader.loader import collated
 from data_loader.nest import map_nest, named_nest
 from data_loader.record_files import RecordFiles
@@ -40,17 +40,17 @@ def grain(
 
     Without `parse`, numpy_example does.
     """
-    num_classes = len(classes) if classes and num_classes is None else num_classes
-    sets = {
-        name: Records(RecordFiles(pattern), parse or numpy_example, workers, num_classes)
-        for name, pattern in {"train": train, "val": val, "test": test}.items()
-        if pattern is not None
-    }
-    return data_of(sets, num_classes=num_classes, vocab_size=vocab_size, classes=classes)
+    files = {name: RecordFiles(each) for name, each in named_sets(train, val, test).items()}
+    facts = {"num_classes": num_classes, "vocab_size": vocab_size, "classes": classes}
+    return data_of(files, parse or numpy_example, workers, **facts)
 
 
-def data_of(sets, memory_mb=0, **named):
-    """The Data of Records; if their examples take at most `memory_mb`, they are read into it."""
+def data_of(files, parse, workers, memory_mb=0, *, num_classes=None, classes=None, **facts):
+    """The Data of {set: its files}, or other sources of Records. If all examples take at most
+    `memory_mb`, they are read into the memory."""
+    if classes and num_classes is None:
+        num_classes = len(classes)
+    sets = {name: Records(each, parse, workers, num_classes) for name, each in files.items()}
     example = map_nest(
         lambda leaf: np.zeros(np.shape(leaf), np.asarray(leaf).dtype), sets["train"][0]
     )
@@ -60,7 +60,7 @@ def data_of(sets, memory_mb=0, **named):
     def load():
         return {name: in_memory(records) if fits else records for name, records in sets.items()}
 
-    return Data(example, sizes, load, **named)
+    return Data(example, sizes, load, num_classes, classes=classes, **facts)
 
 
 def in_memory(records):

@@ -11,7 +11,7 @@ import numpy as np
 
 from data_loader import grain, table
 from data_loader.base import Data
-from data_loader.grain import MEMORY_MB, Records
+from data_loader.grain import MEMORY_MB
 from data_loader.images import image_in, need_pillow, pixels
 from data_loader.table import LONGEST_LINE, TIMES_LARGER
 from file_io import check_kind, open_file
@@ -78,12 +78,9 @@ def huggingface(
             raise UserError(f"{titles[key]}: column {y!r} {why} of the training set; {fix}")
     num_classes = len(classes) or largest(sets, y)
     parse = partial(example, x=column, y=y, classes=classes, image_size=image_size, color=color)
-    records = {
-        key: Records(Rows(rows, [column, y], titles[key]), parse, workers, num_classes)
-        for key, rows in sets.items()
-    }
-    named = {"num_classes": num_classes, "classes": classes or None}
-    return grain.data_of(records, memory_mb, **named)
+    records = {key: Rows(rows, [column, y], titles[key]) for key, rows in sets.items()}
+    facts = {"num_classes": num_classes, "classes": classes or None}
+    return grain.data_of(records, parse, workers, memory_mb, **facts)
 
 
 def opened(path, name, data_files, revision):

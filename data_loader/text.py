@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from data_loader.base import Data, Tokenizer
+from data_loader.base import Data, Tokenizer, named_sets
 from data_loader.cache import cached
 from data_loader.documents import (
     FIELD,
@@ -19,8 +19,7 @@ from data_loader.documents import (
 )
 from data_loader.tokenizers.plain import characters
 from data_loader.tokenizers.saved import from_json
-from data_loader.tokens import check_boundary
-from data_loader.windows import Stream, Windows, window_data
+from data_loader.windows import Stream, window_data
 from file_io import open_file
 from ranges import Count, CountOrZero, Fraction, LocalPath, checked
 from utils import PACKAGE, UserError
@@ -55,8 +54,8 @@ def text(
     is one document, or several with `separator` (<|endoftext|>) between them; a .jsonl has one per
     line, under the key `field` of an object. If `val` or `test` is left out, the set is a share of
     the documents of `train`, `val_size` or `test_size`. The default tokenizer is `characters`."""
-    given = {"train": train, "val": val, "test": test}
-    files = {name: text_files(path) for name, path in given.items() if path is not None}
+    given = named_sets(train, val, test)
+    files = {name: text_files(path) for name, path in given.items()}
     total = sum(os.path.getsize(file) for named in files.values() for file in named)
     if total > LARGEST:
         raise UserError(
@@ -82,7 +81,8 @@ def text(
     }
     settings = [content, separator, field, shares, split_seed]
     made = prepared("text", settings, corpus, tokenizer or characters())
-    return text_data(made, {name: path or train for name, path in given.items()}, length, documents)
+    sources = {name: given.get(name, train) for name in made.tokens}
+    return text_data(made, sources, length, documents)
 
 
 def digest_of(file):
@@ -117,21 +117,19 @@ def tokenized(corpus, tokenizer):
 
 def text_data(made, sources, length, documents):
     """The Data of prepared tokens; `sources` are the names of the texts of each set."""
-    tokenizer, vocab_size = made.tokenizer, made.tokenizer.vocab_size
-    boundary = check_boundary(documents, tokenizer.end_of_text, vocab_size)
-    sets = {
-        name: Windows(
-            Stream([(f"{sources[name]} ({name})", array)]),
-            length,
-            vocab_size,
-            boundary=boundary,
-            tokenizer=tokenizer,
-            source=sources[name],
-        )
-        for name, array in made.tokens.items()
+    streams = {
+        name: (sources[name], Stream([(f"{sources[name]} ({name})", tokens)]))
+        for name, tokens in made.tokens.items()
     }
-    facts = {"vocab_size": vocab_size, "bytes_per_token": made.bytes_per_token}
-    return window_data(sets, length, tokenizer=tokenizer, **facts)
+    return window_data(
+        streams,
+        length,
+        documents,
+        vocab_size=made.tokenizer.vocab_size,
+        end_of_text=made.tokenizer.end_of_text,
+        tokenizer=made.tokenizer,
+        bytes_per_token=made.bytes_per_token,
+    )
 
 
 def identity(tokenizer):

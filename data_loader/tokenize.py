@@ -41,7 +41,7 @@ def parse(words=None):
         help="bytes (the default), characters or bpe, which are trained on the text, or a file: a "
         "tokenizer.json or .tiktoken",
     )
-    add("--vocab-size", type=int, default=argparse.SUPPRESS, help=f"of a bpe (default: {bpe.SIZE})")
+    add("--vocab-size", type=int, help=f"of a bpe (default: {bpe.SIZE})")
     add("--separator", help="what separates the documents of a file (default: <|endoftext|>)")
     add("--field", default=FIELD, help="key of the text in each line of a .jsonl (default: text)")
     add("--val-size", type=float, default=0.1, help="share of validation (default: 0.1)")
@@ -101,7 +101,7 @@ def prepare(arguments):
 def check(arguments):
     """Refuse numbers and names that must be mistakes."""
     name = arguments.tokenizer
-    if hasattr(arguments, "vocab_size") and name != "bpe":
+    if arguments.vocab_size is not None and name != "bpe":
         raise UserError("--vocab-size: is the size of a bpe to train; leave it out")
     if name not in ("bytes", "characters", "bpe") and not Path(name).exists():
         fix = "name bytes, characters, bpe, or a file: a tokenizer.json or .tiktoken"
@@ -143,7 +143,8 @@ def made_tokenizer(arguments, corpus, path):
         return tokenizer_file(path)
     if name == "bpe":
         try:
-            tokenizer = bpe.bpe(vocab_size=getattr(arguments, "vocab_size", bpe.SIZE))
+            size = bpe.SIZE if arguments.vocab_size is None else arguments.vocab_size
+            tokenizer = bpe.bpe(vocab_size=size)
         except ValueError as error:
             raise UserError(f"--{error}".replace("vocab_size", "vocab-size")) from error
     elif name in ("bytes", "characters"):
@@ -177,7 +178,7 @@ def write_part(tokenizer, job):
 
 def join(files, tokenizer, out):
     """Put the tokens of all parts together; returns {set: number of tokens}."""
-    dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
+    dtype = plain.token_dtype(tokenizer.vocab_size)
     size, names = 0, set()
     for file in files:
         with np.load(file) as part:

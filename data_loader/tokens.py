@@ -5,11 +5,11 @@ from typing import Literal, NotRequired, TypedDict
 
 import numpy as np
 
-from data_loader.base import Data
+from data_loader.base import Data, named_sets
 from data_loader.npy_files import header_of
 from data_loader.paths import paths
 from data_loader.tokenizers.saved import tokenizer_file
-from data_loader.windows import Stream, Windows, window_data
+from data_loader.windows import Stream, window_data
 from file_io import check_kind, open_file, parse_json, read_file
 from ranges import Count, CountOrZero, LocalPath, NonNegative, checked, form
 from utils import UserError, cut
@@ -40,11 +40,7 @@ def tokens(
     `dtype`, `vocab_size`, `end_of_text` and the file of the `tokenizer` are found beside files that
     `python -m data_loader.tokenize` wrote. With documents "apart", the tokens of a document do not
     see other documents in the same window."""
-    files = {
-        name: paths(pattern, ".bin")
-        for name, pattern in {"train": train, "val": val, "test": test}.items()
-        if pattern is not None
-    }
+    files = {name: paths(each, ".bin") for name, each in named_sets(train, val, test).items()}
     about = shared_description(
         list(dict.fromkeys(Path(f).parent for each in files.values() for f in each))
     )
@@ -58,29 +54,21 @@ def tokens(
         )
     if end_of_text is None:
         end_of_text = about.get("end_of_text", made_by and made_by.end_of_text)
-    boundary = check_boundary(documents, end_of_text, vocab_size)
     dtype = dtype or ("uint32" if vocab_size > 2**16 else None)  # None: llm.c's, or uint16
-    sets = {}
+    streams = {}
     for name, named in files.items():
         stream = Stream([(path, opened(path, dtype, vocab_size)) for path in named])
-        source = f"{named[0]} and {len(named) - 1} more files" if len(named) > 1 else named[0]
-        keywords = {"boundary": boundary, "tokenizer": made_by, "source": source}
-        sets[name] = Windows(stream, length, vocab_size, **keywords)
-    facts = {"vocab_size": vocab_size, "bytes_per_token": about.get("bytes_per_token")}
-    return window_data(sets, length, tokenizer=made_by, **facts)
-
-
-def check_boundary(documents, end_of_text, vocab_size):
-    """The token at which documents are kept apart, or None."""
-    if documents == "joined":
-        return None
-    if end_of_text is None or end_of_text >= vocab_size:
-        found = "is unknown" if end_of_text is None else f"is {end_of_text}"
-        raise ValueError(
-            f"end_of_text: {found}; to keep documents apart, set it to the token that ends each "
-            f"of them (GPT-2's is 50256), below the vocab_size {vocab_size}"
-        )
-    return end_of_text
+        more = f" and {len(named) - 1} more files" if len(named) > 1 else ""
+        streams[name] = f"{named[0]}{more}", stream
+    return window_data(
+        streams,
+        length,
+        documents,
+        vocab_size=vocab_size,
+        end_of_text=end_of_text,
+        tokenizer=made_by,
+        bytes_per_token=about.get("bytes_per_token"),
+    )
 
 
 class About(TypedDict):

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from data_loader.base import Data, Parsed
-from data_loader.grain import MEMORY_MB, Records, data_of
+from data_loader.base import Data, Parsed, named_sets
+from data_loader.grain import MEMORY_MB, data_of
 from data_loader.images import image_in, need_pillow
 from data_loader.npy_files import array_in
 from data_loader.record_files import RecordFiles
@@ -39,13 +39,9 @@ def webdataset(
     parse = partial(
         tar_example, x=x, y=y, field=field, classes=classes, image_size=image_size, color=color
     )
-    num_classes = len(classes) if classes and num_classes is None else num_classes
-    sets = {
-        name: Records(RecordFiles(pattern, ".tar"), parse, workers, num_classes)
-        for name, pattern in {"train": train, "val": val, "test": test}.items()
-        if pattern is not None
-    }
-    return data_of(sets, memory_mb, num_classes=num_classes, classes=classes)
+    sets = named_sets(train, val, test)
+    files = {name: RecordFiles(pattern, ".tar") for name, pattern in sets.items()}
+    return data_of(files, parse, workers, memory_mb, num_classes=num_classes, classes=classes)
 
 
 def tar_example(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from data_loader.base import Tokenizer
-from data_loader.tokenizers.plain import checked_tokens
+from data_loader.tokenizers.plain import checked_tokens, token_dtype
 from ranges import Count, LocalPath, checked
 from utils import UserError, cut
 
@@ -98,8 +98,8 @@ class Bpe:
 
     def encode(self, text):
         """The tokens of a text, without any that a model's template would add."""
-        dtype = np.uint16 if self.vocab_size <= 2**16 else np.uint32
-        return np.array(self.made.encode(text, add_special_tokens=False).ids, dtype)
+        ids = self.made.encode(text, add_special_tokens=False).ids
+        return np.array(ids, token_dtype(self.vocab_size))
 
     def decode(self, tokens):
         """The text of tokens; the end of a document is left out."""

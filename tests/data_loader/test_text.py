@@ -116,7 +116,7 @@ def test_what_is_no_tokenizer_is_an_error(tmp_path):
     for content in ("[]", "3", "nothing", '{"type": "words"}', '{"type": "characters"}', deep):
         with pytest.raises(UserError, match=r"here: is not a tokenizer"):
             from_json(content, "here")
-    with pytest.raises(UserError, match=r"U\+D800 of the alphabet is half of a character"):
+    with pytest.raises(UserError, match=r"is not a tokenizer .*surrogates not allowed"):
         from_json(r'{"type": "characters", "alphabet": "a\ud800"}')
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="but binary"):
