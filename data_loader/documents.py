@@ -266,29 +266,27 @@ def split_indices(count, shares, seed, name):
             f"{name}: {count} documents are too few for the sets train, {', '.join(counts)}; make "
             "val_size and test_size smaller, or give each set its own files"
         )
-    order, sets = random_stream(seed, SPLIT).permutation(count), {}
-    for key, size in counts.items():
-        sets[key], order = np.sort(order[:size]), order[size:]
-    return {"train": np.sort(order)} | sets
+    order = random_stream(seed, SPLIT).permutation(count)
+    *held_out, train = np.split(order, np.cumsum([*counts.values()], dtype=int))
+    return {"train": np.sort(train)} | dict(zip(counts, map(np.sort, held_out), strict=True))
 
 
 def cut(document, shares):
     """{set: [its part of the document]}: first train, then val, then test. A part ends at the end
     of a line, if there are lines."""
-    text, sets, end = document.text, {}, len(document.text)
+    text, texts = document.text, {}
+    end = len(text)
     for name, share in reversed(shares.items()):
         start = max(0, end - round(share * len(text)))
         start = text.rfind("\n", 0, start) + 1 or start
-        sets[name], end = [Document(text[start:end], document.name)], start
-    sets = {"train": [Document(text[:end], document.name)]} | dict(reversed(sets.items()))
-    for name, [part] in sets.items():
-        if not part.text:
-            raise UserError(
-                f"{document.name}: {len(text)} characters are too few for the sets "
-                f"{', '.join(sets)}: the {name} set is empty; change val_size and test_size, or "
-                "give each set its own files"
-            )
-    return sets
+        texts[name], end = text[start:end], start
+    texts["train"] = text[:end]
+    if "" in texts.values():
+        raise UserError(
+            f"{document.name}: {len(text)} characters are too few for the sets train, "
+            f"{', '.join(shares)}; change val_size and test_size, or give each set its own files"
+        )
+    return {name: [Document(texts[name], document.name)] for name in ("train", *shares)}
 
 
 # Tokens.

@@ -65,15 +65,22 @@ def data_of(files, parse, workers, memory_mb=0, *, num_classes=None, classes=Non
 
 def in_memory(records):
     """The examples (x, y) of Records as Arrays; the Records themselves if they differ in shape."""
-    first, count = records[0], len(records)
-    x, y = (np.empty((count, *np.shape(leaf)), np.asarray(leaf).dtype) for leaf in first)
-    with ThreadPoolExecutor() as pool:  # Pillow decodes in parallel
-        for start in range(0, count, 1024):
-            rows = range(start, min(count, start + 1024))
-            for i, one in zip(rows, pool.map(records.__getitem__, rows), strict=True):
-                if [np.shape(leaf) for leaf in one] != [np.shape(leaf) for leaf in first]:
-                    return records
-                x[i], y[i] = one
+    first, rows = records[0], np.arange(len(records))
+    shapes = [np.shape(leaf) for leaf in first]
+    x, y = (np.empty((len(rows), *np.shape(leaf)), np.asarray(leaf).dtype) for leaf in first)
+
+    def read(some):
+        for i in some:
+            example = records[i]
+            if [np.shape(leaf) for leaf in example] != shapes:
+                raise ValueError("another shape")
+            x[i], y[i] = example
+
+    try:
+        with ThreadPoolExecutor() as pool:  # Pillow decodes in parallel
+            list(pool.map(read, np.split(rows, range(64, len(rows), 64))))
+    except ValueError:
+        return records
     return Arrays(x, y, records.source)
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import sys
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -89,7 +90,7 @@ def prepare(arguments):
         write = partial(write_part, tokenizer)
         for _ in mapped(arguments.processes, "tokenize", write, missing):
             pass
-        counts = join(each, tokenizer, out)
+        counts = join(("train", *corpus.shares), each, tokenizer, out)
         for used in out.glob(f"{PARTS}*"):
             shutil.rmtree(used)
     finally:
@@ -176,22 +177,18 @@ def write_part(tokenizer, job):
         np.savez(file, **tokens, bytes=size)
 
 
-def join(files, tokenizer, out):
+def join(sets, files, tokenizer, out):
     """Put the tokens of all parts together; returns {set: number of tokens}."""
-    dtype = plain.token_dtype(tokenizer.vocab_size)
-    size, names = 0, set()
-    for file in files:
-        with np.load(file) as part:
-            size += int(part["bytes"])
-            names |= set(part)
-    counts = {name: 0 for name in ("train", "val", "test") if name in names}
-    for name in counts:
-        with atomic_file(out / f"{name}.bin") as whole:
-            for file in files:
-                with np.load(file) as part:
+    dtype, size, counts = plain.token_dtype(tokenizer.vocab_size), 0, dict.fromkeys(sets, 0)
+    with ExitStack() as stack:
+        whole = {name: stack.enter_context(atomic_file(out / f"{name}.bin")) for name in sets}
+        for file in files:
+            with np.load(file) as part:
+                size += int(part["bytes"])
+                for name in sets:
                     tokens = np.asarray(part.get(name, ()), dtype)
-                whole.write(tokens)
-                counts[name] += len(tokens)
+                    whole[name].write(tokens)
+                    counts[name] += len(tokens)
     before = read_json(out / ABOUT).get("tokens", {}) if (out / ABOUT).exists() else {}
     for name in {"train", "val", "test"} & set(before) - set(counts):
         (out / f"{name}.bin").unlink(missing_ok=True)  # made by the tokenizer of that time

@@ -302,7 +302,7 @@ def test_a_separator_that_is_nowhere_in_the_text_is_logged(folder, capsys, caplo
         ),
         (
             ["tiny.txt"],
-            "tiny.txt: 4 characters are too few for the sets train, val: the val set is",
+            "tiny.txt: 4 characters are too few for the sets train, val; change",
         ),
         (["texts", "--tokenizer", "texts/0.txt"], "0.txt: is not a tokenizer"),
         (["bad.txt"], "bad.txt: byte 2 (0xff, in line 1) is not UTF-8"),
