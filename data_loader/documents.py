@@ -22,6 +22,9 @@ from utils import cut as shortened
 
 SEPARATOR, FIELD = "<|endoftext|>", "text"
 VERSION = 3  # increase it when the documents of the same files change: prepared tokens are kept
+# Where a long text may be cut, since no token of the usual encodings reaches across: at a single
+# line break between two characters that are not spaces, of which the second is not a slash.
+BETWEEN_TOKENS = re.compile(r"(?<=\S)\n(?=[^\s/])")
 SIZE = 2**24  # bytes of a part of a file, if it has several documents
 
 
@@ -320,18 +323,10 @@ def error_of_document(error, tokenizer, document):
 
 
 def pieces_of(text, size=2**20):
-    """A long text in pieces. They end at a single line break between two characters that are not
-    spaces, and the second is not a slash, since no token of the usual encodings reaches across
-    such a place."""
+    """A long text in pieces of about this size, cut between tokens."""
     start = 0
     while start < len(text):
-        end = text.find("\n", start + size) + 1 or len(text)
-        while end < len(text) and (text[end - 2].isspace() or is_joined(text[end])):
-            end = text.find("\n", end) + 1 or len(text)
+        found = BETWEEN_TOKENS.search(text, start + size)
+        end = found.end() if found else len(text)
         yield text[start:end]
         start = end
-
-
-def is_joined(character):
-    """Whether a token may hold a line break and then this character."""
-    return character.isspace() or character == "/"

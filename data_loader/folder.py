@@ -71,18 +71,8 @@ class Images:
         kept = min(len(files), cache_bytes // math.prod(shape))
         # The system allocates the memory of an empty array only as it is written.
         self.cache, self.is_cached = np.empty((kept, *shape), np.uint8), np.zeros(kept, bool)
-        self.source = f"{source} ({len(files)} files; {self.counts_text()})"
-
-    def counts_text(self):
-        """The words for how many images are kept."""
-        kept, size = len(self.cache), format_bytes(self.cache.nbytes)
-        if kept == len(self.files):
-            return f"all decoded images are kept in {size} of memory"
-        return (
-            f"{kept} decoded images are kept in {size} of memory"
-            if kept
-            else "no decoded image is kept"
-        )
+        size = f"{kept} decoded images are kept in {format_bytes(self.cache.nbytes)} of memory"
+        self.source = f"{source} ({len(files)} files; {size})"
 
     @property
     def advice(self):

@@ -100,29 +100,14 @@ class Records:
 
     @cached_property
     def types(self):
-        """{leaf: its type} in the first record. All records must have the same kinds of numbers,
-        since one example of floats would turn a batch of bytes into a batch of floats."""
-        return types_of(self.parsed(0))
+        """{leaf: its type} in the first record."""
+        return types_of(self.parse(self.files[0]))
 
     def __getitem__(self, index):
-        example = self.parsed(index)
-        for name, dtype in types_of(example).items():
-            first = self.types.get(name, dtype)
-            is_wider = dtype.kind in "iu" and not np.can_cast(dtype, first)
-            if dtype.kind != first.kind or is_wider:
-                where = f"{self.files.name(index)}: {name or 'its example'} is {dtype}"
-                raise UserError(f"{where}, but {first} in {self.files.name(0)}; write one type")
-        return example
-
-    def parsed(self, index):
-        """The example of a record, before its types are compared with those of the first one."""
         record = self.files[index]
         try:
             example = self.parse(record)
-            if self.num_classes is not None and isinstance(example, tuple):
-                label = example[1]
-                if np.ndim(label) == 0 and not 0 <= label < self.num_classes:
-                    check_labels("its target", [label], self.num_classes)
+            self.check(example)
             return example
         except UserError as error:
             raise UserError(f"{self.files.name(index)}: {error}") from error
@@ -130,6 +115,20 @@ class Records:
             raise UserError(
                 f"{self.files.name(index)}: parse fails: {where_and_why(error)}"
             ) from error
+
+    def check(self, example):
+        """Refuse a label outside the classes, and numbers of another kind than in the first record:
+        one example of floats would turn a batch of bytes into a batch of floats."""
+        if self.num_classes is not None and isinstance(example, tuple):
+            label = example[1]
+            if np.ndim(label) == 0 and not 0 <= label < self.num_classes:
+                check_labels("its target", [label], self.num_classes)
+        for name, dtype in types_of(example).items():
+            first = self.types.get(name, dtype)
+            is_wider = dtype.kind in "iu" and not np.can_cast(dtype, first)
+            if dtype.kind != first.kind or is_wider:
+                what = f"{name or 'its example'} is {dtype}, but {first} in {self.files.name(0)}"
+                raise UserError(f"{what}; write one type")
 
     def batch(self, task):
         """One batch of a (collate_fn, row of indices)."""
@@ -152,7 +151,7 @@ class Records:
         try:
             yield from self.processes.mapped(tasks)
         except RunError:  # a process has died; the next pass starts others
-            del self.processes
+            vars(self).pop("processes", None)
             raise
 
     @cached_property

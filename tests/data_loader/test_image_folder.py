@@ -271,7 +271,7 @@ def test_decoded_images_are_kept_within_the_budget_and_a_batch_may_be_changed(tm
     whole = folder(str(tmp_path), **arguments).load()["train"]
     part = folder(str(tmp_path), cache_mb=1, **arguments).load()["train"]
     assert len(part.cache) == 2**20 // (200 * 200 * 3) == 8
-    assert "all decoded images are kept in 2.3 MiB" in whole.source
+    assert "20 decoded images are kept in 2.3 MiB" in whole.source
     assert "8 decoded images are kept in 937.5 KiB" in part.source
     assert "only 8 of 20 decoded images are kept: raise data.args.cache_mb, to 3 " in part.advice
     first = [(255 - x, y) for x, y in batches(whole, order, changes)]
