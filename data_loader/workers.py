@@ -37,11 +37,11 @@ class Workers:
         self.folder = tempfile.mkdtemp(
             prefix="rawtree-", dir=MEMORY if os.path.isdir(MEMORY) else None
         )
-        finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         # Nothing is sent through this pipe: it closes when this process has ended.
         pipe, self.open_end = Pipe(duplex=False)
         begin = {"initializer": begin_worker, "initargs": (function, self.folder, pipe)}
         self.pool = ProcessPoolExecutor(count, Context(), **begin)
+        finalize(self, close, self.pool, self.folder)  # also at the end of this process
 
     def mapped(self, items):
         """function(item) of each item, in order."""
@@ -59,6 +59,11 @@ class Workers:
             for future in [future for future in futures if not future.cancel()]:
                 if not future.exception():
                     os.unlink(future.result())
+
+
+def close(pool, folder):
+    pool.shutdown(cancel_futures=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 class Process(SpawnProcess):
