@@ -112,15 +112,15 @@ class Bpe:
         return self.made.to_str()
 
 
-def from_huggingface(text, source):
-    """The tokenizer of a tokenizer.json."""
+def bpe_of(make, source):
+    """The tokenizer that make(package) returns, from a file of the user's."""
     try:
-        made = Bpe(package().Tokenizer.from_str(text))
+        made = Bpe(make(package()))
     except UserError:
         raise
     except Exception as error:  # the package raises plain exceptions
         why = cut(str(error), 1000)
-        raise UserError(f"{source}: is not a tokenizer.json of `tokenizers`: {why}") from error
+        raise UserError(f"{source}: is not a tokenizer of `tokenizers`: {why}") from error
     if made.vocab_size > MOST_TOKENS:  # the package tries all numbers, also those of no token
         number = made.vocab_size - 1
         raise UserError(f"{source}: a token has the number {number}, above {MOST_TOKENS - 1}")

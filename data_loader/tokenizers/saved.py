@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from data_loader.tokenizers import tiktoken_file
-from data_loader.tokenizers.bpe import from_huggingface
+from data_loader.tokenizers.bpe import bpe_of
 from data_loader.tokenizers.plain import ByteTokenizer, CharacterTokenizer
 from file_io import parse_json, read_file
 from utils import UserError, cut
@@ -18,7 +18,7 @@ def from_json(text, source="tokenizer"):
         content = parse_json(text)
         kind = content.get("type")
         if "model" in content:
-            return from_huggingface(text, source)
+            return bpe_of(lambda library: library.Tokenizer.from_str(text), source)
         if kind == "bytes":
             return ByteTokenizer()
         if kind == "characters":
@@ -38,7 +38,7 @@ def tokenizer_file(path, pattern=None):
         if path.suffix != ".tiktoken":
             return from_json(read_file(path, MOST_BYTES).decode(), str(path))
         data = read_file(path, tiktoken_file.MOST_BYTES)
-        return from_json(tiktoken_file.huggingface_json(path, data, pattern), str(path))
+        return tiktoken_file.tokenizer_of(path, data, pattern)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}; name {FORMS}") from error
     except UnicodeDecodeError as error:
