@@ -18,10 +18,10 @@ import numpy as np
 
 from data_loader.documents import FIELD, VERSION, corpus_of, parts_of, text_files
 from data_loader.tokenizers import bpe, plain
-from data_loader.tokenizers.saved import MOST_BYTES, tokenizer_file
+from data_loader.tokenizers.saved import tokenizer_file
 from data_loader.tokens import ABOUT, TOKENIZER
 from data_loader.workers import Workers
-from file_io import atomic_file, atomic_write, locked, read_file, read_json
+from file_io import atomic_file, atomic_write, locked, read_json
 from ranges import at_least, fraction, local_path
 from utils import UserError, run_command
 
@@ -62,6 +62,7 @@ def main(words=None):
 def prepare(arguments):
     """Write the files; returns the last line to print."""
     check(arguments)
+    tokenizer = chosen_tokenizer(arguments.tokenizer, arguments.vocab_size)
     out = local_path("--out", arguments.out)
     files = [file for name in arguments.inputs for file in files_of(name, out)]
     out.mkdir(parents=True, exist_ok=True)
@@ -71,7 +72,7 @@ def prepare(arguments):
         raise UserError(f"{out}: another process writes there; wait until it has ended") from error
     try:
         # The same command finds the parts that are complete, another command has another folder.
-        folder = out / (PARTS + settings_of(arguments, files))
+        folder = out / (PARTS + settings_of(arguments, tokenizer, files))
         folder.mkdir(exist_ok=True)
         parts = [
             part for file in files for part in parts_of(file, arguments.separator, arguments.field)
@@ -84,7 +85,7 @@ def prepare(arguments):
             arguments.separator,
             partial(mapped, arguments.processes, "look"),
         )
-        tokenizer = made_tokenizer(arguments, corpus, folder / TOKENIZER)
+        tokenizer = trained(tokenizer, corpus, folder / TOKENIZER)
         each = {folder / f"{i}.npz": part for i, part in enumerate(corpus.by_part())}
         missing = [(path, part) for path, part in each.items() if not path.exists()]
         write = partial(write_part, tokenizer)
@@ -100,19 +101,30 @@ def prepare(arguments):
 
 
 def check(arguments):
-    """Refuse numbers and names that must be mistakes."""
-    name = arguments.tokenizer
-    if arguments.vocab_size is not None and name != "bpe":
-        raise UserError("--vocab-size: is the size of a bpe to train; leave it out")
-    if name not in ("bytes", "characters", "bpe") and not Path(name).exists():
-        fix = "name bytes, characters, bpe, or a file: a tokenizer.json or .tiktoken"
-        raise UserError(f"--tokenizer: {name}: no such file; {fix}")
+    """Refuse numbers that must be mistakes."""
     try:
         fraction(**{"--val-size": arguments.val_size, "--test-size": arguments.test_size})
         at_least(1, **{"--processes": arguments.processes})
         at_least(0, **{"--seed": arguments.seed})
     except ValueError as error:
         raise UserError(str(error)) from error
+
+
+def chosen_tokenizer(name, vocab_size):
+    """The tokenizer that was named, which may have to be trained."""
+    if vocab_size is not None and name != "bpe":
+        raise UserError("--vocab-size: is the size of a bpe to train; leave it out")
+    if name in ("bytes", "characters"):
+        return getattr(plain, name)()
+    if name == "bpe":
+        try:
+            return bpe.bpe(vocab_size=bpe.SIZE if vocab_size is None else vocab_size)
+        except ValueError as error:
+            raise UserError(f"--{error}".replace("vocab_size", "vocab-size")) from error
+    try:
+        return tokenizer_file(name)
+    except UserError as error:
+        raise UserError(f"--tokenizer: {error}; or name bytes, characters or bpe") from error
 
 
 def files_of(name, out):
@@ -126,36 +138,24 @@ def files_of(name, out):
     return text_files(name)
 
 
-def settings_of(arguments, files):
+def settings_of(arguments, tokenizer, files):
     """A text that differs for other files and other options."""
     settings = {k: v for k, v in vars(arguments).items() if k not in ("inputs", "out", "processes")}
-    if Path(arguments.tokenizer).is_file():
-        content = read_file(arguments.tokenizer, MOST_BYTES)
-        settings["tokenizer"] = hashlib.sha256(content).hexdigest()
+    if hasattr(tokenizer, "to_json"):
+        settings["tokenizer"] = tokenizer.to_json()
     settings["files"] = [[file, os.path.getsize(file), os.stat(file).st_mtime] for file in files]
     settings["version"] = VERSION
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
 
 
-def made_tokenizer(arguments, corpus, path):
-    """The tokenizer that was chosen; a trained one is stored at the path."""
-    name = arguments.tokenizer
-    if path.exists():
-        return tokenizer_file(path)
-    if name == "bpe":
-        try:
-            size = bpe.SIZE if arguments.vocab_size is None else arguments.vocab_size
-            tokenizer = bpe.bpe(vocab_size=size)
-        except ValueError as error:
-            raise UserError(f"--{error}".replace("vocab_size", "vocab-size")) from error
-    elif name in ("bytes", "characters"):
-        tokenizer = {"bytes": plain.bytes, "characters": plain.characters}[name]()
-    else:
-        tokenizer = tokenizer_file(name)
-    if hasattr(tokenizer, "train"):
-        tokenizer = tokenizer.train(corpus.texts(tokenizer))
-    atomic_write(path, tokenizer.to_json().encode())
-    return tokenizer
+def trained(tokenizer, corpus, path):
+    """The tokenizer, trained on the corpus if it is not yet; it is stored at the path."""
+    if hasattr(tokenizer, "to_json"):
+        return tokenizer
+    if not path.exists():
+        made = tokenizer.train(corpus.texts(tokenizer))
+        atomic_write(path, made.to_json().encode())
+    return tokenizer_file(path)
 
 
 def mapped(processes, what, function, items):

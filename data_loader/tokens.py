@@ -8,7 +8,7 @@ import numpy as np
 from data_loader.base import Data, named_sets
 from data_loader.npy_files import header_of
 from data_loader.paths import paths
-from data_loader.tokenizers.saved import tokenizer_file
+from data_loader.tokenizers.saved import from_json, tokenizer_file
 from data_loader.windows import Stream, window_data
 from file_io import check_kind, open_file, parse_json, read_file
 from ranges import Count, CountOrZero, LocalPath, NonNegative, checked, form
@@ -45,7 +45,10 @@ def tokens(
         list(dict.fromkeys(Path(f).parent for each in files.values() for f in each))
     )
     dtype = dtype or about.get("dtype")
-    made_by = tokenizer_file(tokenizer) if tokenizer else about.get("tokenizer")
+    if tokenizer:
+        made_by = tokenizer_file(tokenizer)
+    else:
+        made_by = from_json(about["tokenizer"]) if "tokenizer" in about else None
     vocab_size = vocab_size or about.get("vocab_size") or (made_by and made_by.vocab_size)
     if vocab_size is None:
         raise ValueError(
@@ -82,7 +85,8 @@ class About(TypedDict):
 
 
 def described(folder):
-    """The content of tokens.json in a folder, with the `tokenizer` beside it; {} without one."""
+    """The content of tokens.json in a folder, with the text of the tokenizer beside it; {} without
+    one."""
     path, beside = folder / ABOUT, folder / TOKENIZER
     if not path.exists():
         return {}
@@ -93,7 +97,7 @@ def described(folder):
         raise UserError(
             f"{path}: is not what data_loader.tokenize writes ({why}); prepare the files again"
         ) from error
-    return about | ({"tokenizer": tokenizer_file(beside)} if beside.exists() else {})
+    return about | ({"tokenizer": tokenizer_file(beside).to_json()} if beside.exists() else {})
 
 
 def shared_description(folders):
@@ -102,19 +106,13 @@ def shared_description(folders):
     first = described(folders[0])
     for folder in folders[1:]:
         other = described(folder)
-        if first and other and essence_of(first) != essence_of(other):
+        keys = ("dtype", "vocab_size", "end_of_text", "tokenizer") if first and other else ()
+        if any(first.get(key) != other.get(key) for key in keys):
             raise UserError(
                 f"{folder}: its tokens were made with another tokenizer than those in "
                 f"{folders[0]}; prepare both with one --tokenizer, a tokenizer.json"
             )
     return first
-
-
-def essence_of(about):
-    """What must be equal for files that are used together."""
-    tokenizer = about.get("tokenizer")
-    numbers = [about[key] for key in ("dtype", "vocab_size", "end_of_text")]
-    return numbers, tokenizer and tokenizer.to_json()
 
 
 def opened(path, dtype, vocab_size):

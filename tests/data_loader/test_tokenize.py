@@ -298,7 +298,7 @@ def test_a_separator_that_is_nowhere_in_the_text_is_logged(folder, capsys, caplo
         (["texts", "--processes", "0"], "--processes: must be at least 1, got 0"),
         (
             ["texts", "--tokenizer", "byts"],
-            "--tokenizer: byts: no such file; name bytes, characters, bpe, or a file",
+            "--tokenizer: byts: no such file; name the tokenizer.json of a run",
         ),
         (
             ["tiny.txt"],
