@@ -183,13 +183,20 @@ def text_in(field, place, line):
 # Sets.
 
 
-class Corpus(NamedTuple):
-    """Parts of text, such as Part, whose documents belong to sets."""
+class Given(NamedTuple):
+    """Documents in memory, in place of a part of a file."""
 
-    parts: list
-    # For each part, {set: the indices of its documents, or None for all of them}; None if the part
-    # has the only document, which is cut.
-    rows: list[dict | None]
+    made: list[Document]
+
+    def documents(self):
+        return self.made
+
+
+class Corpus(NamedTuple):
+    """Parts of text whose documents belong to sets."""
+
+    parts: list[Part | Given]
+    rows: list[dict]  # for each part, {set: the indices of its documents, or None for all of them}
     shares: dict[str, float]  # of the held-out sets
     several: bool  # whether there are several documents
 
@@ -202,13 +209,10 @@ class Corpus(NamedTuple):
         """{set: its documents} of each part."""
         for part, rows in zip(self.parts, self.rows, strict=True):
             documents = part.documents()
-            if rows is None:
-                yield cut(documents[0], self.shares)
-            else:
-                yield {
-                    name: documents if some is None else [documents[i] for i in some]
-                    for name, some in rows.items()
-                }
+            yield {
+                name: documents if some is None else [documents[i] for i in some]
+                for name, some in rows.items()
+            }
 
     def texts(self, tokenizer):
         """The texts on which a tokenizer is trained: those of the training set, but of all sets for
@@ -248,13 +252,16 @@ def corpus_of(name, parts, shares, seed, separator=None, mapped=map):
         message = "%s: the separator %r is not in the text, so it divides no file into documents"
         logging.getLogger("main").warning(message, name, separator)
     if total == 1:
-        return Corpus(parts, [None if count else {} for count in counts], shares, False)
+        [document] = [one for part in parts for one in part.documents()]
+        made = Given(cut(document, shares))
+        rows = {name: [i] for i, name in enumerate(("train", *shares))}
+        return Corpus([made], [rows], shares, several=False)
     ends, rows = np.cumsum(counts), [{} for _ in parts]
     for key, indices in split_indices(total, shares, seed, name).items():
         pieces = np.split(indices, np.searchsorted(indices, ends[:-1]))
         for row, piece, first in zip(rows, pieces, ends - counts, strict=True):
             row[key] = piece - first
-    return Corpus(parts, rows, shares, True)
+    return Corpus(parts, rows, shares, several=True)
 
 
 def count_of(part):
@@ -275,21 +282,22 @@ def split_indices(count, shares, seed, name):
 
 
 def cut(document, shares):
-    """{set: [its part of the document]}: first train, then val, then test. A part ends at the end
-    of a line, if there are lines."""
-    text, texts = document.text, {}
+    """The parts of a document for train, val and test, in this order. A part ends at the end of a
+    line, if there are lines."""
+    text, texts = document.text, []
     end = len(text)
-    for name, share in reversed(shares.items()):
+    for share in reversed(shares.values()):
         start = max(0, end - round(share * len(text)))
         start = text.rfind("\n", 0, start) + 1 or start
-        texts[name], end = text[start:end], start
-    texts["train"] = text[:end]
-    if "" in texts.values():
+        texts.append(text[start:end])
+        end = start
+    texts.append(text[:end])
+    if "" in texts:
         raise UserError(
             f"{document.name}: {len(text)} characters are too few for the sets train, "
             f"{', '.join(shares)}; change val_size and test_size, or give each set its own files"
         )
-    return {name: [Document(texts[name], document.name)] for name in ("train", *shares)}
+    return [Document(one, document.name) for one in reversed(texts)]
 
 
 # Tokens.

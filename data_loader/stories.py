@@ -4,10 +4,10 @@ A story is consistent: who loses what, and where; who knows it; what is found at
 can learn spelling, grammar, agreement and coherence over some hundred characters.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from data_loader.base import Data, Tokenizer
-from data_loader.documents import Document, corpus_of
+from data_loader.documents import Document, Given, corpus_of
 from data_loader.loader import random_stream
 from data_loader.text import prepared, text_data
 from data_loader.tokenizers.plain import characters
@@ -106,20 +106,10 @@ def stories(
     The default tokenizer is `characters`."""
 
     def corpus():
-        return corpus_of("stories", [Stories(seed, count)], {"val": val_size}, seed)
+        return corpus_of("stories", [Given(written(seed, count))], {"val": val_size}, seed)
 
     made = prepared("stories", [VERSION, seed, count, val_size], corpus, tokenizer or characters())
     return text_data(made, dict.fromkeys(made.tokens, "stories"), length, documents)
-
-
-class Stories(NamedTuple):
-    """Stories in place of a part of a file."""
-
-    seed: int
-    count: int
-
-    def documents(self):
-        return written(self.seed, self.count)
 
 
 def written(seed, count):

@@ -10,6 +10,7 @@ import pytest
 
 from data_loader.base import loaded
 from data_loader.documents import (
+    Given,
     corpus_of,
     documents_of,
     encoded,
@@ -31,13 +32,6 @@ MIXED = "Grüße, 世界! 🙂\n\ndon't  stop 1234567"
 
 def documents(texts, name="a.txt"):
     return documents_of(name, "<|endoftext|>".join(texts))
-
-
-class Given:
-    """Documents in place of a part of a file."""
-
-    def __init__(self, documents):
-        self.documents = lambda: documents
 
 
 def divided(documents, shares, seed=0):
