@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data_loader.loader import SPLIT, random_stream
-from data_loader.paths import paths
+from data_loader.paths import files_below, paths
 from data_loader.tokenizers.plain import UntrainedCharacters, token_dtype
 from data_loader.tokens import ABOUT
 from file_io import open_file, parse_json
@@ -40,7 +40,10 @@ class Document(NamedTuple):
 
 def text_files(name):
     """The files of a path, a folder with all folders in it, or a pattern; sorted."""
-    files = files_below(name) if Path(name).is_dir() else paths(name, ".txt")
+    is_folder = os.path.isdir(name)
+    files = sorted(filter(os.path.isfile, files_below(name))) if is_folder else paths(name, ".txt")
+    if not files:
+        raise UserError(f"{name}: has no files in it; put text files there, in UTF-8")
     for file in map(Path, files):
         if file.suffix.lower() in (".bin", ".npy") or file.name == ABOUT:
             raise UserError(
@@ -48,18 +51,6 @@ def text_files(name):
                 f"{name}, or name the text files alone, as with a pattern; the dataset `tokens` "
                 "reads prepared tokens"
             )
-    return files
-
-
-def files_below(folder):
-    """The files of a folder and of all folders in it, but for hidden ones; sorted."""
-    files = sorted(
-        str(path)
-        for path in Path(folder).rglob("*")
-        if path.is_file() and not any(p.startswith(".") for p in path.relative_to(folder).parts)
-    )
-    if not files:
-        raise UserError(f"{folder}: has no files in it; put text files there, in UTF-8")
     return files
 
 

@@ -13,6 +13,7 @@ from data_loader import grain, table
 from data_loader.base import Data
 from data_loader.grain import MEMORY_MB
 from data_loader.images import image_in, need_pillow, pixels
+from data_loader.paths import files_below
 from data_loader.table import LONGEST_LINE, TIMES_LARGER
 from file_io import check_kind, open_file
 from ranges import CountOrZero, NeedsTrust, at_most, checked
@@ -130,11 +131,8 @@ def check_local(path):
 def files_at(path):
     """A file, or those in a folder with all folders in it."""
     if not os.path.isdir(path):
-        yield path
-    for folder, folders, names in os.walk(path):
-        folders[:] = [name for name in folders if not name.startswith(".")]  # as .git
-        files = [os.path.join(folder, name) for name in names if not name.startswith(".")]
-        yield from (file for file in files if os.path.exists(file))  # not a link to nothing
+        return [path]
+    return filter(os.path.exists, files_below(path))  # not a link to nothing
 
 
 def split_of(found, path, split):

@@ -1,4 +1,4 @@
-"""The files that a path or a pattern means."""
+"""The files that a path, a pattern or a folder means."""
 
 import glob
 import os
@@ -43,6 +43,13 @@ def paths(pattern, ending):
     if "*" in pattern:
         check_numbers(files)
     return files
+
+
+def files_below(folder):
+    """The files of a folder and of all folders in it, but for hidden ones."""
+    for path, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]  # as .git
+        yield from (os.path.join(path, name) for name in names if not name.startswith("."))
 
 
 def check_numbers(files):
