@@ -104,6 +104,29 @@ def is_alike(value, example):
     return example is None or type(value) is type(example) or isinstance(example, tuple)
 
 
+def is_count(value, below=2**53):
+    return type(value) is int and 0 <= value < below
+
+
+def is_number(value):
+    """Whether this is a number that fits a float."""
+    return type(value) in (int, float) and abs(value) < 2**1000
+
+
+def is_text(value):
+    return type(value) is str
+
+
+def is_list(value, is_valid):
+    """Whether this is a list of valid entries."""
+    return type(value) is list and all(map(is_valid, value))
+
+
+def is_object(value, is_valid):
+    """Whether this is an object of valid values."""
+    return type(value) is dict and all(map(is_valid, value.values()))
+
+
 MOST_JSON = 32 * 2**20  # bytes of a JSON file; hostile JSON takes thirty times its length in memory
 
 

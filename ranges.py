@@ -57,6 +57,10 @@ class Range:
     def __call__(self, **arguments):
         require(arguments, self.holds, self.words)
 
+    def fault(self, value, given):
+        """What is wrong with a value, which was `given` in JSON; "" if nothing."""
+        return "" if self.holds(value) else f"must be {self.words}, got {show(given)}"
+
     def holds(self, x):
         """Whether this is a number, finite and in the range. An input of a compiled program is
         accepted, since its numbers were checked before (training.vary)."""
@@ -181,6 +185,8 @@ def form(annotation, part_form=lambda annotation: None):
         return sequence([*map(form_of, [kind for kind in inner if kind is not Ellipsis])], inner)
     if typing.is_typeddict(annotation):
         return keys_of(annotation, form_of)
+    if origin is dict:
+        return mapping(form_of(inner[1]))
     if (origin or annotation) in NAMES:
         return plain(origin or annotation)
     name = getattr(annotation, "__name__", str(annotation))
@@ -230,8 +236,8 @@ def in_ranges(inner, metadata):
     def read(value, path, part=None):
         converted = inner.read(value, path, part)
         for each in ranges:
-            if not each.holds(converted):
-                raise OutOfRange(path, f"must be {each.words}, got {show(value)}")
+            if fault := each.fault(converted, value):
+                raise OutOfRange(path, fault)
         return converted
 
     words = [each.words.split(" (")[0] for each in ranges if each is not INT32]
@@ -266,7 +272,15 @@ def one_of(choices):
     named = {f"`{each.rsplit(', or ', 1)[-1]}`" for each in shown if ", or " in each}
     shown = [each for each in shown if each not in named]
     text = (", or " if any(", " in each for each in shown) else " or ").join(shown)
-    return together(words, text, {"anyOf": [each.schema for each in choices]}, read, choices)
+    return together(words, text, any_of([each.schema for each in choices]), read, choices)
+
+
+def any_of(schemas):
+    """The JSON schema of a value that one of several accepts."""
+    first, last = schemas[0], schemas[-1]
+    if len(schemas) == 2 and last == {"type": "null"} and isinstance(first.get("type"), str):
+        return first | {"type": [first["type"], "null"]}
+    return {"anyOf": schemas}
 
 
 def sequence(items, inner):
@@ -298,6 +312,18 @@ def sequence(items, inner):
     return together("a list", shown, schema, read, items)
 
 
+def mapping(each):
+    """An object with any keys, whose values have one form."""
+
+    def read(value, path, part=None):
+        if not isinstance(value, dict):
+            raise Misfit(path, f"must be an object, found {show(value)}")
+        return {key: each.read(item, f"{path}.{key}", part) for key, item in value.items()}
+
+    schema = {"type": "object", "additionalProperties": each.schema}
+    return together("an object", f"{{name: {each.shown}}}", schema, read, [each])
+
+
 def keys_of(annotation, form_of):
     """An object with the keys of a TypedDict."""
     hints = get_type_hints(annotation, include_extras=True)
@@ -309,8 +335,7 @@ def keys_of(annotation, form_of):
             raise Misfit(path, f"must be an object, found {show(value)}")
         for key in value:
             if key not in forms:
-                hint = did_you_mean(key, forms)
-                raise Misfit(f"{path}.{key}", f"no such key{hint} ({', '.join(forms)})")
+                raise Misfit(f"{path}.{key}", no_such_key(key, forms))
         if missing := [key for key in required if key not in value]:
             raise OutOfRange(path, f"needs {missing[0]!r}")
         return {key: forms[key].read(item, f"{path}.{key}", part) for key, item in value.items()}
@@ -322,6 +347,10 @@ def keys_of(annotation, form_of):
         "additionalProperties": False,
     }
     return together("an object", f"`{annotation.__name__}`", schema, read, forms.values())
+
+
+def no_such_key(key, known):
+    return f"no such key{did_you_mean(key, known)} ({', '.join(known)})"
 
 
 def together(words, shown, schema, read, forms):
@@ -403,14 +432,3 @@ def regex(**arguments):
             re.compile(value)
         except re.error as error:
             raise ValueError(f"{name}: {value!r} is not a regular expression: {error}") from error
-
-
-def check_minimums(**arguments):
-    """Raise one ValueError for all arguments below their minimum; name=(value or None, minimum)."""
-    errors = [
-        f"{name}: must be at least {minimum}, got {value}"
-        for name, (value, minimum) in arguments.items()
-        if value is not None and value < minimum
-    ]
-    if errors:
-        raise ValueError("\n".join(errors))

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from training.devices.signals import end_at_signals
+from training.kinds import KINDS
 from utils import (
     BAD_INPUT,
     DONE,
@@ -31,11 +32,9 @@ from wiring.build import build
 from wiring.config import override, parse_words, read_layers, refuse_elsewhere, show
 from wiring.extends import table as table_of_sources
 from wiring.own_modules import look_in
-from wiring.parts import KINDS, listing
+from wiring.parts import listing
 
 ROOT = Path(__file__).resolve().parent
-
-logger = logging.getLogger("main")
 
 
 def main(argv=None):
@@ -141,7 +140,8 @@ def do(arguments):
         joining.join(config.get("distributed"))
     if arguments.fast_dev_run:
         return fast_dev_run(config, build_parts)
-    config |= {"schedule": None} if finds else {}
+    if finds:  # these commands try rates or sizes themselves
+        config |= {"schedule": None}
     if arguments.check:
         return check(build_parts(config), config, layers)
     with shown_if_slow(f"Importing JAX and building the parts of {file.name}", early=trains):
@@ -246,7 +246,7 @@ def launch_processes(count, config, build_parts):
 def fast_dev_run(config, build_parts):
     """--fast-dev-run: two steps of everything in a temporary folder, so that any mistake shows
     within seconds."""
-    from training.devices import processes
+    from training import processes
     from training.runs.start import train
 
     parts = build_parts(config)  # the values that are changed below must be valid
@@ -289,7 +289,7 @@ def positions(nodes, name):
 def leave(code):
     """End with an exit code. A process that failed does not wait for threads that still compile
     programs, nor for other processes, which may never end."""
-    processes = sys.modules.get(f"{PACKAGE}training.devices.processes")
+    processes = sys.modules.get(f"{PACKAGE}training.processes")
     compiling = any(thread.name.startswith("compile") for thread in threading.enumerate())
     alone = code in (FAILED, BAD_INPUT) and processes and processes.several()
     if alone or (code != DONE and compiling):

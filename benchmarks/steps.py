@@ -32,13 +32,12 @@ class Step(NamedTuple):
 def step_of(model, shape, batch, precision="float32", tokens=False):
     """The step of a model for images of `shape`, or texts of tokens, in batches of size `batch`."""
     recipe = recipe_of(model, optimizer=adamw(), precision=precision)
-    objective = recipe.objective
     pair = (
         jax.ShapeDtypeStruct((batch, *shape), jnp.int32 if tokens else jnp.float32),
         jax.ShapeDtypeStruct((batch, *shape) if tokens else (batch,), jnp.int32),
     )
     trees = jax.eval_shape(partial(first_weights, model), SEED)
-    looped = not loops_are_slow(objective, *trees, pair)
+    looped = not loops_are_slow(recipe.traced(trees, pair, train=True))
     update = recipe.make_update(unroll=not looped)
 
     def make(seed):

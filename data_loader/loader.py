@@ -8,7 +8,7 @@ import numpy as np
 
 from data_loader.base import Arrays, Batch, has_items, read_example
 from data_loader.nest import check_readable, check_type, map_nest, named_nest
-from ranges import check_minimums
+from ranges import at_least
 from utils import UserError, where_and_why
 
 SPLIT = 2**64 - 1  # the number of the random stream for the split; an epoch's is the epoch itself
@@ -24,7 +24,7 @@ def epoch_order(n, batch_size, *, seed, epoch, shuffle):
     """
     if n == 0:
         raise UserError("the dataset is empty: it has no example to train or evaluate on")
-    check_minimums(batch_size=(batch_size, 1))
+    at_least(1, batch_size=batch_size)
     order = random_stream(seed, epoch).permutation(n) if shuffle else np.arange(n)
     steps = -(-n // batch_size)
     valid = np.full(steps, batch_size, np.int32)

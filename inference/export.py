@@ -23,7 +23,7 @@ from inference.packages import first_import
 from inference.progress import Progress
 from inference.sizes import parse_free
 from inference.verify import table, title
-from training.checkpoint.choice import chosen_checkpoint
+from training.checkpoint.storage import chosen_checkpoint
 from utils import UserError, echo
 from wiring.own_modules import COPIES
 

@@ -61,7 +61,7 @@ def write(arguments):
     if arguments.samples < 1:
         raise UserError(f"--samples: must be at least 1, got {arguments.samples}")
     from inference.load import load
-    from training.checkpoint.choice import chosen_checkpoint
+    from training.checkpoint.storage import chosen_checkpoint
 
     checkpoint = chosen_checkpoint(arguments.model, arguments.best)
     loaded = load(checkpoint, config=arguments.config, trust=arguments.trust)

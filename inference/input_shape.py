@@ -6,13 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from utils import UserError, first_line, named_leaves
-from wiring.build import Builder
+from wiring.build import facts_of_config
 
 
 def known_shape(config, source, facts, trusted, folders=()):
     """The shape of one input by the checkpoint or else the config's data; None if unknown."""
     if "input_shape" not in facts:
-        facts = Builder(config, source, trusted, folders).build().facts
+        facts = facts_of_config(config, source, trusted, folders)
     return facts.get("input_shape")
 
 

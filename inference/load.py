@@ -27,11 +27,10 @@ from inference.loaded import Loaded, recorded_tokenizer
 from inference.lowering.trace import describe, of_batch
 from model.layers.activations import softmax
 from model.layers.blocks import unrolled
-from training.checkpoint.choice import checkpoint_at
 from training.checkpoint.pretrained import Pretrained, merged, with_base
-from training.checkpoint.probe import EXAMPLES, Probe, probed_spec
-from training.checkpoint.record import check_described, check_known
-from training.checkpoint.restore import check_meaning
+from training.checkpoint.probe import EXAMPLES, Probe, check_meaning, probed_spec
+from training.checkpoint.record import check_described, check_keys
+from training.checkpoint.storage import checkpoint_at
 from training.preprocess import with_recorded
 from utils import UserError, named_leaves
 from wiring.build import build_to_ship
@@ -110,7 +109,7 @@ def load(path, model=None, *, preprocess=(), config=None, trust=False, best=Fals
         raise UserError("load: preprocess goes with a model; the config of a run has its own")
     checkpoint = checkpoint_at(path, best)
     weights = Pretrained(checkpoint)
-    check_known(checkpoint, weights.record)
+    check_keys(checkpoint, weights.record, weights.record)
     if model is None:
         found = find_config(config, checkpoint, weights.record, (), trust)
         facts = stored_facts(weights.record)
@@ -146,7 +145,6 @@ def checked_weights(weights, model, inputs, config, source):
     """(the model, params, state) of a checkpoint, after a check that they belong together. A model
     with factors, such as `lora`, is replaced by the plain one with merged weights."""
     shapes = model_shapes(model, source)
-    weights.check(*shapes)
     params, state = weights(*shapes)
     state = with_base(model, params, state, config, weights.record, source)
     if weights.probe and inputs is not None:
@@ -165,7 +163,7 @@ def load_to_export(
     checkpoint's own config is used, which may import nothing unless it is trusted.
     """
     weights = Pretrained(checkpoint)
-    check_known(checkpoint, weights.record)
+    check_keys(checkpoint, weights.record, weights.record)
     config, source, trusted, folders = find_config(
         config_file, checkpoint, weights.record, overrides, trusted
     )

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from file_io import parse_json, read_file
+from file_io import is_object, parse_json, read_file
 from inference.folders import REPORT
 from inference.input_shape import raw_input
 from inference.inputs import batches
@@ -24,8 +24,7 @@ from inference.lowering.trace import named
 from inference.runtimes import PACKAGES, open_model
 from inference.token_check import check_tokens
 from inference.verify import Reference, repeated
-from training.checkpoint.choice import chosen_checkpoint
-from training.checkpoint.record import is_object
+from training.checkpoint.storage import chosen_checkpoint
 from utils import RunError, UserError, first_line
 from wiring.build import build_preprocess
 from wiring.config import read

@@ -28,7 +28,7 @@ def main(argv=None):
 
 
 def write(arguments):
-    from training.checkpoint.choice import chosen_checkpoint
+    from training.checkpoint.storage import chosen_checkpoint
 
     options = arguments.rules, arguments.force, arguments.trust
     checkpoint = chosen_checkpoint(arguments.model, arguments.best)
@@ -55,9 +55,9 @@ def to_torch(model, out, rules=None, force=False, trust=False):
     from safetensors.numpy import save
 
     from file_io import atomic_file
-    from training.checkpoint.choice import checkpoint_at
-    from training.checkpoint.restore import restacked  # blocks of `scan` one by one
     from training.checkpoint.rules import read_rules, written
+    from training.checkpoint.storage import checkpoint_at
+    from training.checkpoint.trees import restacked  # blocks of `scan` one by one
 
     out = local_path("out", out)
     if out.suffix != ".safetensors":

@@ -10,7 +10,7 @@ from pathlib import Path
 from file_io import lines_of, parse_json, read_json
 from search.sweep_folder import with_values
 from training.checkpoint import storage
-from training.checkpoint.retention import EVALUATOR, Kept, measured, protect
+from training.checkpoint.keeper import EVALUATOR, Kept, protect
 from training.runs.divergence import advice, description_of_bad_step
 from training.runs.folder import FINISHED, plain, write_json
 from training.watching.metric_log import FILE, MOST_BYTES, line_of
@@ -67,7 +67,7 @@ def checkpoint_after(epoch):
 
 def failed_in(record):
     """{replica: (the steps before the bad one, why)} in the record of a checkpoint."""
-    memory = record["memories"].get("EachTrial", {"failed": ()})
+    memory = record["memories"].get(EachTrial.__name__, {"failed": ()})
     return {replica: (step, why) for replica, step, why in memory["failed"]}
 
 
@@ -165,19 +165,22 @@ def write_checkpoints(program, folder, replica, count, records, own, lengths, op
     kept, each, last = Kept(), {}, list(records.values())[-1]
     for name, record in records.items():
         metrics = own_values(record["metrics"], replica, count)
-        evaluated = own_values(measured(record), replica, count)
+        evaluated = own_values(record["evaluated"] or {}, replica, count)
         kept = kept.add(name, evaluated.get(options.monitor), options, name in last["regular"])
         at = record["lengths"]
         of_logs = {"lengths": at | {FILE: lengths[at.get(FILE, 0)]}, "metrics": metrics}
-        each[name] = own | of_logs | kept._asdict()
-        if "evaluated" in record:
-            each[name]["evaluated"] = evaluated
+        each[name] = own | of_logs | kept._asdict() | {"evaluated": evaluated}
     numbers = read_json(program / "config.json")["training"]["vary"]
     probed = not any(path.startswith("model.") for path in numbers)  # else with those of the first
     for name in kept.names():
         suffix = storage.files(program, name)[0].suffix
         arrays, record = storage.load(storage.places(program, name, count, suffix)[replica])
         arrays = {n: a for n, a in arrays.items() if probed or not n.startswith("probe/")}
-        record = record | {"memories": {}} | each[name]
+        memories = {k: m for k, m in record["memories"].items() if k != EachTrial.__name__}
+        record = record | {"memories": memories} | each[name]
         storage.save(folder / f"{name}{suffix}", arrays, record)
-    return kept.summary_of_best(options.monitor, records)
+    if not kept.best:
+        return None
+    name, value = kept.best[0]
+    where = {key: records[name][key] for key in ("epoch", "step")}
+    return {"name": name, **where, "monitor": options.monitor, "value": value}

@@ -11,10 +11,19 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from file_io import atomic_write, check_links, inside, locked, read_json
+from file_io import (
+    atomic_write,
+    check_links,
+    inside,
+    is_count,
+    is_list,
+    is_number,
+    is_text,
+    locked,
+    read_json,
+)
 from search.samplers import planned, propose
 from search.spec import Spec, as_json, parse_spec
-from training.checkpoint.record import is_count, is_list, is_number, is_text
 from training.report.read import read_run
 from training.runs.folder import flat
 from utils import UserError, printable, quoted

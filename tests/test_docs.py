@@ -26,11 +26,12 @@ from inference import convert_tflite, predict
 from model.generate import Sampling, generate
 from model.gpt import gpt
 from training.devices.options import check_sharding
+from training.kinds import KINDS
 from utils import named_leaves
-from wiring.build import Builder
-from wiring.config import SECTIONS, TOP_LEVEL, override, read
+from wiring.build import attempted
+from wiring.config import override, read
 from wiring.extends import merged
-from wiring.parts import KINDS, section_options
+from wiring.keys import keys, sections
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
@@ -80,7 +81,7 @@ def check_overrides(page, file, overrides):
     config = read(ROOT / (file if file and (ROOT / file).exists() else "config.json"))
     for text in overrides:
         config = override(config, text)
-        assert text.split("=")[0].split(".")[0] in TOP_LEVEL, text
+        assert text.split("=")[0].split(".")[0] in keys(), text
     check_config(page, config)
 
 
@@ -91,10 +92,9 @@ def check_config(page, config):
     """
     if page == NAMES_NEW_PARTS:
         return
-    builder = Builder(config, page)
-    builder.build()
+    _, problems = attempted(config, page)
     missing_files = r"data(\.args)?: .*: no such (file|folder)"
-    problems = [text for text in builder.nodes.problems if not re.match(missing_files, text)]
+    problems = [text for text in problems if not re.match(missing_files, text)]
     unexpected = [text for text in problems if text not in WITH_README[page]]
     assert not unexpected, unexpected
 
@@ -144,9 +144,9 @@ def test_every_json_block_is_a_config_or_a_part_of_one(block):
     text = block.text.strip()
     given = json.loads(text if text.startswith("{") else f"{{{text}}}")
     extends = given.pop("extends", None)
-    assert given.keys() <= TOP_LEVEL.keys(), "mark JSON that is no config as text"
-    for section in SECTIONS.keys() & given.keys():
-        options = {field.name for field in fields(section_options(SECTIONS[section]))}
+    assert given.keys() <= keys().keys(), "mark JSON that is no config as text"
+    for section in sections().keys() & given.keys():
+        options = {field.name for field in fields(sections()[section])}
         assert given[section].keys() <= options
     base = read(ROOT / "config.json")
     check_config(block.page, merged(base, given) if extends else base | given)

@@ -30,7 +30,11 @@ UTILS = {"utils", "file_io", "ranges"}
 # What each layer may import from this project, and whether its files may import jax at the top.
 ALLOWED = {
     "utils": ({"utils"}, False),  # with file_io.py and ranges.py
-    "wiring": ({*UTILS, "wiring"}, False),
+    "wiring": (
+        {*UTILS, "wiring", "training.kinds", "training.base", "training.options"}
+        | {"training.devices.options", "model.base", "data_loader.base"},
+        False,
+    ),
     "model": ({*UTILS, "model"}, True),
     "data_loader": ({*UTILS, "data_loader"}, False),
     "training": (
@@ -126,7 +130,7 @@ def test_every_folder_of_training_is_a_room():
 
 def test_the_spine_imports_no_room():
     spine = [path for path in (ROOT / "training").glob("*.py") if path.stem != ASSEMBLER]
-    assert len(spine) < 22
+    assert len(spine) < 24
     for path in spine:
         assert not rooms_of(path), path
 

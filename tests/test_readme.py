@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 import train
+from training.kinds import KINDS, is_part, marker
 from utils import UserError
 from wiring import parts, parts_page
 from wiring.build import build
 from wiring.config import read
-from wiring.parts import KINDS, is_part, marker
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {

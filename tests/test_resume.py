@@ -12,8 +12,8 @@ import pytest
 
 from tests import processes
 from tests.processes import ROOT, call, run, start, wait_for_line
-from training.checkpoint.restore import restacked
 from training.checkpoint.storage import load
+from training.checkpoint.trees import restacked
 from training.runs.resume import run_folder_of
 from utils import UserError
 

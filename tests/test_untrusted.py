@@ -27,7 +27,7 @@ from tests.processes import ROOT, call, captured
 from tests.training.report.saved_run import CONFIG, report, save, save_pictures
 from tests.wiring.conftest import VALID
 from training.checkpoint import safetensor_file
-from training.checkpoint.retention import protected
+from training.checkpoint.keeper import protected
 from training.report import rows as report_rows
 from training.report.page import write_report
 from training.report.rows import read_metrics
@@ -141,8 +141,8 @@ def git(folder, *words):
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def test_the_commit_of_a_strangers_folder_is_read_without_git(tmp_path, marked):
-    """As text, from a branch, from packed references, in another worktree and without a branch.
+def test_the_commit_of_a_strangers_folder_is_read_without_its_programs(tmp_path, marked):
+    """From a branch, from packed references, in another worktree and without a branch.
     Here, as in a clone that was unpacked in the stranger's folder, the `root` has no .git."""
     repository, worktree = stranger(tmp_path / "theirs"), tmp_path / "worktree"
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "1"]):
@@ -151,6 +151,7 @@ def test_the_commit_of_a_strangers_folder_is_read_without_git(tmp_path, marked):
     git(worktree, "commit", "-qm", "2", "--allow-empty")
     git(repository, "config", "core.fsmonitor", f"touch {marked} #")
     (repository / "clone").mkdir()
+    (worktree / "clone").mkdir()
     head, topic = git(repository, "rev-parse", "HEAD"), git(worktree, "rev-parse", "HEAD")
     for change in (["status"], ["pack-refs", "--all"], ["checkout", "-q", "--detach"]):
         git(repository, *change)

@@ -1,9 +1,9 @@
-"""The protocols of training: every kind of part that a config can name, on one page.
+"""The protocols of training, on one page; Model is in model/base.py, and Data, Batch, Tokenizer and
+Parsed are in data_loader/base.py.
 
-A part is a public function whose return annotation is its kind. `Optimizer`, `Schedule`,
-`Objective` and `Update` come from factories: the config's args are the arguments of the factory.
-`Loss`, `Metric`, `Preprocessed` and `Augmented` are returned by plain functions of one example: the
-config's args are their keyword-only arguments.
+A part is a public function whose return annotation is its kind. For an `Optimizer`, a `Schedule`, a
+`Callback` or a `Tracker`, a config gives all arguments of the function; for the others those after
+the ones that training passes (`given` in training/kinds.py).
 """
 
 from collections.abc import Callable
@@ -126,24 +126,21 @@ class Objective(NamedTuple):
             mask = jnp.ones(jax.tree.leaves(batch)[0].shape[0], bool)
         given = {"step": self.step, "mask": mask}
         given = {name: given[name] for name in declared}
-        results = self.apply(params, state, batch, key, train, **given)
-        if isinstance(results, tuple) and len(results) == 3:
-            check_value("objective: the loss", results[0])
-            check_value("objective: the metrics", results[2])
-        return results
+        return self.apply(params, state, batch, key, train, **given)
 
 
 class TrainState(NamedTuple):
     """The whole state of a replica: it is donated to each step, and a checkpoint holds it."""
 
-    step: jax.Array  # steps taken; the randomness of a step is fold_in(key(seed), step)
+    # steps, also those that `on_nonfinite: skip` refused; the key of one: fold_in(key(seed), step)
+    step: jax.Array
     seed: jax.Array
     params: dict
     state: dict
     opt: dict
     ema: dict | None  # averaged params, or None without them
     halted: jax.Array  # whether a step was not finite, so that all later ones are refused
-    lr_scale: jax.Array  # multiplies every update; a callback may lower it
+    lr_scale: jax.Array  # multiplies every update: the product of the factors of all callbacks
 
     def evaluated(self):
         """The (params, state) that are evaluated and exported."""
@@ -176,7 +173,8 @@ def evaluated_part(tree):
 
 
 class StepResult(NamedTuple):
-    """What a step computes. The run accepts the new state unless something is not finite."""
+    """What the step of an Update computes; `accepting` (training/update.py) keeps or refuses it, on
+    the device."""
 
     new: TrainState  # with the new params, state, opt and ema
     grads: Any

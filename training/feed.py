@@ -56,7 +56,7 @@ class Resident:
     def program(self, name, step, fori_loop, capacity, shardings=None):
         """The program that takes many steps in one call, by a `fori_loop`, or one."""
         self.capacity = capacity if fori_loop else 1
-        axes = 0, 0, None, 0, None, None, None
+        axes = 0, 0, None, 0, None, None, None  # const, carry, data, order, valid, start, count
         function = over_orders(step, self.replicas.plan.batch(), fori_loop, capacity)
         return self.replicas.program(name, function, axes, shardings)
 
@@ -109,7 +109,7 @@ class Streamed:
         self.seekable = getattr(source, "seekable", True)  # whether an epoch can begin at any batch
         self.stream, self.begun = self.read(1, 0), (1, 0, tuple(replicas.seeds))
         first = next(self.stream)
-        self.begun_epoch = chain([first], self.stream)  # it was begun for `shapes`
+        self.begun_epoch = chain([first], self.stream)  # read for `shapes`
         (batch, *_), _ = first
         self.shapes = replicas.shapes_of_one(batch)
         self.spec = jax.tree.map(
@@ -130,7 +130,7 @@ class Streamed:
 
     def program(self, name, step, _fori_loop, _capacity, shardings=None):
         """The program that takes one step per call."""
-        axes = (0, 0, 0, None)
+        axes = 0, 0, 0, None  # const, carry, batch, valid
         return self.replicas.program(name, over_batch(step), axes, shardings)
 
     def begin(self, epoch, start=0):

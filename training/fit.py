@@ -3,7 +3,8 @@ recipe, for `fit` and for the command line alike."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Never
@@ -11,7 +12,6 @@ from typing import Any, Literal, Never
 import jax
 import numpy as np
 
-from data_loader.base import has_items, length, read_example
 from ranges import local_path
 from training.checkpoint.keeper import Keeper
 from training.checkpoint.pretrained import (
@@ -23,7 +23,6 @@ from training.checkpoint.pretrained import (
 from training.checkpoint.probe import Probe, probe_input
 from training.checkpoint.storage import check_format
 from training.devices.options import MeshOptions
-from training.devices.processes import is_first, several
 from training.devices.signals import Signals
 from training.devices.utilisation import utilisation
 from training.loop import Loop
@@ -37,15 +36,21 @@ from training.options import (
     LoggingOptions,
     PretrainedOptions,
 )
+from training.processes import is_first, several
 from training.run import Clock, LearningRates, Run
 from training.runs.argument_checks import check_pairs
-from training.runs.arguments import ALL_DEVICES, EVERY_EPOCH, check_known, own_record, recipe_of
+from training.runs.arguments import (
+    ALL_DEVICES,
+    SAVES_EVERY_EPOCH,
+    check_known,
+    own_record,
+    recipe_of,
+)
 from training.runs.divergence import Divergence
-from training.runs.dry_run import DryRun
-from training.runs.recovery import best_of, check_unchanged, point_of
-from training.runs.resume import holding
+from training.runs.first_lines import FirstLines
+from training.runs.resume import check_unchanged, holding, point_of
 from training.runs.sets import check_iterators, datasets
-from training.runs.shape_check import check_batches, check_shapes, reported_names
+from training.runs.shape_check import check_names, reported_names
 from training.trainer import Trainer
 from training.update import gradient_update
 from training.watching.console import ProgressBar, show_on_console
@@ -53,7 +58,7 @@ from training.watching.metric_log import EVERY_50_STEPS, Histograms, MetricLog
 from training.watching.publish import About, PictureFiles, Publisher
 from training.watching.view import View
 from training.watching.waiting import WaitingForData
-from utils import RunError, UserError, named_leaves, shown_if_slow
+from utils import UserError, named_leaves, shown_if_slow
 
 logger = logging.getLogger("main")
 
@@ -91,7 +96,7 @@ def fit(
     folder: str | PathLike | None = None, resume: bool | Literal["override"] = False,
     config: dict | None = None, callbacks: Sequence[Any] = (),
     log: LoggingOptions | dict = EVERY_50_STEPS, rates: Mapping[str, Any] | None = None,
-    checkpoint: CheckpointOptions | dict = EVERY_EPOCH,
+    checkpoint: CheckpointOptions | dict = SAVES_EVERY_EPOCH,
     mesh: MeshOptions | dict = ALL_DEVICES, sharding: Any = None,
     **unknown: Never,
 ) -> Run:
@@ -158,7 +163,8 @@ def evaluate(
         fix = "pass how many steps were trained, as step=run.step"
         raise UserError(f"step: the objective needs it; {fix}")
     sets = datasets(None, None, data, recipe.loader)
-    with closing(trainer_of(recipe, sets)) as trainer:
+    with closing(Trainer(recipe, sets)) as trainer:
+        reported_names(recipe, trainer.values["test"])
         check_weights(trainer.weight_specs, (params, state))
         weights = trainer.replicas.stack([trainer.put_weights((params, state))])
         sums = trainer.evaluate("test", weights=weights, step=step or 0)
@@ -193,39 +199,11 @@ def train_recipe(
     with shown_if_slow(
         "Tracing the programs of the run, and reading its first batches", early=True
     ):
-        trainer = trainer_of(recipe, sets)
+        trainer = Trainer(recipe, sets)
     with closing(trainer):
+        check_names(recipe, trainer.values["train"], sets)
         loop, start = assemble(recipe, trainer, sets, folder, record, checkpoint, observers, begin)
         return loop.train(start)
-
-
-def trainer_of(recipe, sets):
-    """The Trainer. If the parts do not fit each other or the data, raise an error that names
-    them."""
-    sizes = {name: length(dataset) for name, dataset in sets.items()}
-
-    first, *_, last = [*sets, *sets]
-
-    def explain(batches):
-        rows = len(jax.tree.leaves(batches[first])[0])
-        held_out = jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype), batches[last]
-        )
-        check_batches(recipe, batches[first], held_out, sizes)
-
-    try:
-        trainer = Trainer(recipe, sets, explain=explain)
-        with ExitStack() as on_error:
-            on_error.callback(trainer.close)
-            reported_names(recipe, trainer.metric_shapes)
-            on_error.pop_all()
-        return trainer
-    except (UserError, RunError):
-        raise
-    except Exception:
-        if has_items(sets[first]):
-            check_shapes(recipe, read_example(sets[first], 0), sizes)
-        raise
 
 
 def assemble(
@@ -255,6 +233,8 @@ def assemble(
     start = checkpoint and point_of(checkpoint, trainer, folder)
     jax.block_until_ready(trainer.states)  # an error such as too little memory appears only then
     begin()
+    for name in trainer.evaluated_early:  # so that an error does not appear only after an epoch
+        trainer.try_out(name)
     if pretrained:
         logger.info("%s %s", "With" if checkpoint else "Starting from", pretrained)
     run = Run(trainer, training.epochs, trainer.feed.steps)
@@ -262,9 +242,11 @@ def assemble(
     own_folder = Path(folder) if folder and is_first() else None  # in the process that writes
     log = metric_log(recipe, own_folder, record, checkpoint)
     keeper = Keeper(folder, recipe.checkpoint, record, probe) if folder else None
-    seen = {"recipe": recipe, "sets": sets, "folder": own_folder, "config": record["config"]}
-    seen |= {name: record.get(name) for name in ("classes", "tokenizer")}
-    view = View(run, lambda: rates(run.step), publish=log.publish, **seen)
+    view = View(
+        run, recipe, lambda: rates(run.step),
+        sets=sets, folder=own_folder, config=record["config"], publish=log.publish,
+        classes=record.get("classes"), tokenizer=record.get("tokenizer"),
+    )  # fmt: skip
     histograms = log.publish.channels_for("histogram")
     monitor = recipe.checkpoint.monitor if keeper else None
     tokens = getattr(sets["train"], "tokens_per_example", None)
@@ -273,7 +255,7 @@ def assemble(
     team = [  # in the order in which they see the run
         *([keeper] if keeper else []),  # closed first, so that a signal cannot stop its write
         Divergence(trainer, training, keeper, log),
-        DryRun(recipe, trainer, reader, rates, monitor, histograms),
+        FirstLines(recipe, trainer, monitor, histograms),
         *([ProgressBar()] if recipe.logging.progress_bar else []),
         log,
         *([Histograms(log.publish)] if draws else []),
@@ -281,7 +263,7 @@ def assemble(
         *recipe.callbacks,
         *observers,
     ]
-    best = (lambda: best_of(keeper, trainer)) if keeper else None
+    best = partial(keeper.best, trainer) if keeper else None
     return Loop(run, recipe, team, view, reader, clock, rates, Signals(), best), start
 
 

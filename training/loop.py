@@ -13,13 +13,13 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from training.devices.processes import agreed, from_first, is_first, several
 from training.observers import (
     NEVER,
     SAVES,
     Bad,
     Replies,
     Snapshot,
+    every_of,
     is_due_at_end,
     keys_of,
     memories,
@@ -29,6 +29,7 @@ from training.observers import (
     reported_by,
     steps_left,
 )
+from training.processes import agreed, from_first, is_first, several
 from training.rows import GOOD
 from training.run import examples_of
 from training.transforms import check_rate
@@ -46,18 +47,11 @@ class Chunk(NamedTuple):
     steps: int
     position: int  # in the epoch, after these steps
     calls: list  # the calls of programs, with their rows on the device
-    due: tuple  # the numbers of the observers that are due after these steps
+    due: list  # the numbers of the observers that are due after these steps
     line: bool  # whether a log line ends with these steps
     evaluate: bool  # whether the held-out sets are evaluated after these steps
     ends: bool  # whether the seconds of the run are over
     sending: tuple  # what the clock measured while they were sent
-
-
-class Ahead(NamedTuple):
-    """How far the steps sent to the device are; run.step is up to one chunk behind."""
-
-    step: int
-    position: int  # in the epoch
 
 
 class Boundary(NamedTuple):
@@ -79,11 +73,9 @@ class Loop:
         self.view, self.reader, self.clock = view, reader, clock
         self.learning_rates, self.signals, self.best = learning_rates, signals, best
         self.keys = keys_of(observers)
-        late = [getattr(each, "late", False) for each in observers]
-        self.here = [is_first() or not each for each in late]  # which are called in this process
-        self.waits = [not each for each in late]  # which see the state after the step
+        self.late = [getattr(each, "late", False) for each in observers]
         self.sees_batches = any(hasattr(each, "on_batch") for each in observers)
-        self.in_epochs = recipe.sets_in_epochs(self.trainer.feeds)  # the sets to evaluate there
+        self.in_epochs = recipe.sets_before_end(self.trainer.feeds)  # the sets to evaluate there
         lines = recipe.logging
         self.line_every = {"batches": lines.every_steps, "seconds": lines.every_seconds}
         self.line_every = {key: number for key, number in self.line_every.items() if number}
@@ -91,8 +83,9 @@ class Loop:
         self.times = {}  # {what is due by seconds: the time when it was due last}
         self.scales = {}  # {key of an observer: the lr_scale that it returned}
         self.in_flight = deque()  # the Chunks whose rows have not been read yet
-        self.pace = 1  # steps that take CHUNK_SECONDS, as measured; it at most doubles per chunk
-        self.agreed_pace = 1  # the pace of all processes; also of evaluations, in batches
+        # Steps that take CHUNK_SECONDS, as measured; it at most doubles per chunk. Evaluations take
+        # as many batches at once.
+        self.pace = 1
         self.elapsed = 0.0  # seconds of this epoch before the run was resumed
         self.rates = {}  # the learning rates of the latest step
         self.resumed_at = 0  # the position in the epoch from which it was resumed, or went back to
@@ -111,19 +104,20 @@ class Loop:
                 self.go_to(start)
             first = self.ask("on_start")
             self.apply(first)
-            if start:
-                self.remember(start)
+            if start and start.checkpoint:
+                remember(self.observers, start.record["memories"], start.checkpoint.paths[0])
             if start is None or start.before_first_row:
                 self.evaluate_initial_params()
             self.underway = True
             now = time.monotonic()
-            self.times = {i: now for i, every in enumerate(self.every()) if "seconds" in every}
+            self.times = dict.fromkeys(range(len(self.every())), now)
             self.poll()
             if first.save:
                 self.save(first.save)
-            self.end_if_spent()
+            if not self.open_at:
+                self.end_if_spent(bool(start) and agreed([self.clock.is_spent()])[0])
             ended = False
-            while not ended:
+            while not ended:  # a save finds a state that is not finite, and the run may go back
                 while not run.finished and not run.stopped:
                     self.epoch()
                 ended = self.save("last" if run.finished else "whole")
@@ -155,8 +149,10 @@ class Loop:
         self.trainer.prepare()
         self.resumed_at, self.rates = run.position, self.learning_rates(run.step)
         self.clock.start_training(examples_of(run.sums.epoch), examples_of(run.sums.line))
-        if self.open_at == "steps" and self.serve():
-            return
+        if self.open_at == "steps":
+            if self.serve():
+                return
+            self.end_if_spent()
         for chunk, bad in self.chunks():
             if self.boundary(chunk, bad):
                 return  # the run went back, and this epoch begins again from there
@@ -172,21 +168,21 @@ class Loop:
         computes, the previous one is read. Chunks may end anywhere without changing a bit of the
         result."""
         run = self.run
-        ahead = Ahead(run.step, run.position)
-        last = self.recipe.training.max_steps or NEVER
+        step, position = run.step, run.position  # after the steps that were sent to the device
         steps = 1
         while steps and not run.stopped:
-            count, plan = self.next_chunk(ahead)
+            count, ends, *left = self.next_chunk(step, position)
             before = self.clock.now()
             steps, calls = self.trainer.train(count)
+            step, position = step + steps, position + steps
             waits = False
             if steps:
-                ahead = Ahead(ahead.step + steps, ahead.position + steps)
+                due, line, evaluate = self.due_after(steps, left)
                 sending = self.clock.sent(before)
-                chunk = self.planned(plan, steps == count, steps, ahead.position, calls, sending)
+                chunk = Chunk(steps, position, calls, due, line, evaluate, bool(ends), sending)
                 self.in_flight.append(chunk)
-                waits = chunk.evaluate or chunk.ends or any(self.waits[i] for i in chunk.due)
-                waits = waits or self.sees_batches or ahead.step >= last
+                waits = evaluate or ends or any(not self.late[i] for i in due)
+                waits = waits or self.sees_batches or step == self.recipe.training.max_steps
             unread = 1 if steps and not waits else 0  # chunks that may stay in flight
             self.poll()
             while len(self.in_flight) > unread:
@@ -194,53 +190,43 @@ class Loop:
         while self.in_flight:
             yield self.settled(self.in_flight.popleft())
 
-    def next_chunk(self, ahead):
-        """(steps of the next chunk, what is due after it), as process 0 decides, since some of it
-        is due by its clock."""
-        options, now = self.recipe.training, time.monotonic()
-        every = self.every()
-        left = [steps_left(each, *ahead) for each in every]
-        by_time = [self.is_due_by_time(i, each, now) for i, each in enumerate(every)]
-        budget = options.max_steps - ahead.step if options.max_steps else NEVER
-        count = max(1, min([self.pace, budget, *left]))
-        count = 1 if self.sees_batches else count
-        by_steps = sum(1 << i for i, steps in enumerate(left) if steps <= count)
-        by_time = sum(1 << i for i, is_due in enumerate(by_time) if is_due)
-        ends = int(self.clock.is_spent())
-        count, self.agreed_pace, by_steps, by_time, ends = agreed(
-            [count, self.pace, by_steps, by_time, ends]
-        )
-        self.pace = self.agreed_pace
-        return count, (by_steps, by_time, ends)
+    def next_chunk(self, step, position):
+        """[the steps of the next chunk, whether the seconds of the run are over, and for all that
+        has an `every` the steps until it is due; 0 if it is due by its seconds], as process 0
+        decides, since some of it is due by its clock."""
+        every, most = self.every(), self.recipe.training.max_steps
+        left = [steps_left(each, step, position) for each in every]
+        count = max(1, min([self.pace, most - step if most else NEVER, *left]))
+        for i, each in enumerate(every):
+            if self.is_due_by_time(i, each):
+                left[i] = 0
+        return agreed([1 if self.sees_batches else count, int(self.clock.is_spent()), *left])
 
     def every(self):
         """The `every` of each observer, of log lines and of evaluations."""
-        own = [getattr(each, "every", None) or {} for each in self.observers]
-        return [*own, self.line_every, self.eval_every]
+        return [*map(every_of, self.observers), self.line_every, self.eval_every]
 
-    def is_due_by_time(self, number, every, now):
+    def is_due_by_time(self, number, every):
         """Whether something is due by seconds, which are then counted from now on."""
-        if "seconds" not in every:
+        if "seconds" not in (every or {}):
             self.times.pop(number, None)
             return False
+        now = time.monotonic()
         if now - self.times.setdefault(number, now) < every["seconds"]:
             return False
         self.times[number] = now
         return True
 
-    def planned(self, plan, whole, steps, position, calls, sending):
-        """The Chunk of steps that were sent; it is as long as was planned if it is `whole`."""
-        by_steps, by_time, ends = plan
-        bits = by_time | (by_steps if whole else 0)
-        count = len(self.observers)
-        line, evaluate = bool(bits >> count & 1), bool(bits >> count + 1 & 1)
+    def due_after(self, steps, left):
+        """(the numbers of the observers that are due after a chunk of so many steps, whether a log
+        line ends with it, whether the held-out sets are evaluated then)"""
+        *is_due, line, evaluate = [each <= steps for each in left]
         due = [
             i
             for i, each in enumerate(self.observers)
-            if hasattr(each, "on_steps")
-            and (bits >> i & 1 or (line and getattr(each, "every", None) is None))
+            if hasattr(each, "on_steps") and (is_due[i] or (line and every_of(each) is None))
         ]
-        return Chunk(steps, position, calls, tuple(due), line, evaluate, bool(ends), sending)
+        return due, line, evaluate
 
     def settled(self, chunk):
         """Wait for a chunk, and add its rows to what the run has measured. Returns (the chunk, a
@@ -252,7 +238,7 @@ class Loop:
         self.signals.has_trained = True
         run.step, run.position = run.step + chunk.steps, chunk.position
         bad = self.bad_steps(rows, first)
-        if self.trainer.halts:  # the rows after a bad step are none
+        if self.trainer.halts:  # the steps after a bad one were refused
             ends = {each.replica: each.step - first for each in bad}
             rows = [cut(own, ends.get(replica)) for replica, own in enumerate(rows)]
         run.sums.add(rows)
@@ -303,7 +289,7 @@ class Loop:
         replies = self.ask("on_steps", among=chunk.due)
         self.apply(replies)
         self.todo = Boundary(chunk.evaluate or replies.evaluate, replies.save)
-        if run.position == run.steps and not run.stopped:
+        if run.position == run.steps and (run.signal or not run.stopped):
             return False
         went_back = self.serve()
         if not went_back:
@@ -334,7 +320,8 @@ class Loop:
         """The boundary at the end of an epoch, which is a row of the history."""
         run, every = self.run, self.eval_every
         if self.open_at != "epoch":
-            due = [i for i, each in enumerate(self.observers) if self.is_due_at_end(each)]
+            each_due = [is_due_at_end(every_of(each), run.epoch) for each in self.observers]
+            due = [i for i, is_due in enumerate(each_due) if is_due]
             replies = self.ask("on_steps", among=due)
             self.apply(replies)
             evaluate = self.todo.evaluate or replies.evaluate or is_due_at_end(every, run.epoch)
@@ -350,16 +337,12 @@ class Loop:
         row = {"epoch": run.epoch, "step": run.step, **run.metrics, **self.clock.epoch()}
         run.history.append(row)
         run.completed, run.position, run.line_position, self.elapsed = run.epoch, 0, 0, 0.0
+        todo, self.todo, self.open_at = self.todo, Boundary(), None
         replies = self.end_of_evaluation(row | {"end_of_epoch": True})
-        save, self.todo, self.open_at = most(self.todo.save, replies.save), Boundary(), None
+        save = most(todo.save, replies.save)
         if not save or self.save(save):
             self.end_if_spent(agreed([self.clock.is_spent()])[0])
         self.poll()
-
-    def is_due_at_end(self, observer):
-        """Whether an observer is due at the end of this epoch."""
-        every = getattr(observer, "every", None)
-        return hasattr(observer, "on_steps") and is_due_at_end(every, self.run.epoch)
 
     def end_of_training(self):
         """Report the values of the epoch's training."""
@@ -391,7 +374,7 @@ class Loop:
             run.stopped_by = run.budget_exhausted = why
 
     def poll(self):
-        """Return whether a signal ends the run here."""
+        """Stop the run if a signal has arrived, and return whether one has."""
         run = self.run
         if not run.signal and (name := self.signals.received()):
             run.stopped, run.signal = True, name
@@ -404,9 +387,12 @@ class Loop:
         are others than the current ones, trained for `step` steps."""
         run, trainer = self.run, self.trainer
         limit = self.recipe.training.limit_eval_batches if limited else None
+        [pace] = agreed([self.pace])
         when = run.epoch, run.step if step is None else step
+        # No value of an earlier evaluation may stay.
+        run.metrics = {k: v for k, v in run.metrics.items() if k.partition("_")[0] not in names}
         for name in sorted(names, key=lambda name: name == "test"):
-            sums = trainer.evaluate(name, self.agreed_pace, self.poll, weights, *when, limit=limit)
+            sums = trainer.evaluate(name, pace, self.poll, weights, *when, limit=limit)
             if sums is None:
                 return None
             named = self.reader.values(name, sums)
@@ -425,11 +411,12 @@ class Loop:
         run = self.run
 
         def is_due(observer):
-            every = getattr(observer, "every", None)
+            every = every_of(observer)
             if every is None or not limited:
                 return True
             at_end = self.open_at == "epoch" and is_due_at_end(every, run.epoch)
-            return at_end or steps_left(every, run.step - 1, run.position - 1) == 1
+            due_here = steps_left(every, run.step - 1, run.position - 1) == 1
+            return at_end or due_here
 
         return [i for i, each in enumerate(self.observers) if is_due(each)]
 
@@ -460,8 +447,8 @@ class Loop:
         run = self.run
         if run.position and self.is_over():
             values = self.reader.values("train", run.sums.epoch)
-            run.evaluated = []
-            if (evaluated := self.evaluate(self.in_epochs)) is not None:
+            run.evaluated, names = [], self.recipe.sets_in_epochs(self.trainer.feeds)
+            if (evaluated := self.evaluate(names)) is not None:
                 run.metrics = values | evaluated
                 row = {"epoch": run.epoch, "step": run.step, "final": "the last weights"}
                 self.end_of_evaluation(row, run.metrics)
@@ -510,8 +497,8 @@ class Loop:
         for i, observer in enumerate(self.observers):
             if not hasattr(observer, event) or (among is not None and i not in among):
                 continue
-            called = called or self.waits[i]
-            if self.here[i]:
+            called = called or not self.late[i]
+            if is_first() or not self.late[i]:
                 reply = reply_of(observer, event, self.view, *details)
                 replies = replies.with_reply(self.keys[i], reply)
         if several() and called and event not in ("on_bad", "on_save"):
@@ -523,7 +510,8 @@ class Loop:
         run = self.run
         if replies.back_to:
             self.go_to(replies.back_to)
-            self.remember(replies.back_to)
+            if replies.back_to.checkpoint:
+                remember(self.observers, replies.back_to.record["memories"])
         if replies.stop:
             run.stopped, run.stopped_by = True, replies.stop
             run.for_good = run.for_good or not replies.back_to
@@ -547,12 +535,6 @@ class Loop:
             self.todo, self.open_at = Boundary(*record["todo"]), record["open"]
             self.clock.continue_after(record["seconds"])
             self.scales = dict(record["lr_scales"])
-
-    def remember(self, point):
-        """Give the observers what they remembered at a Point."""
-        if point.checkpoint:
-            stored = point.record["memories"]
-            remember(self.observers, stored, point.checkpoint.paths[0])
 
     def snapshot(self):
         """The run at this moment, between two chunks."""
@@ -582,8 +564,9 @@ class Loop:
     def close(self):
         """Close all observers, also if one is interrupted. Return False if one is stuck."""
         results, interruption = [], None
-        here = zip(self.observers, self.here, strict=True)
-        for each in [each for each, is_here in here if is_here and hasattr(each, "close")]:
+        for each, late in zip(self.observers, self.late, strict=True):
+            if not hasattr(each, "close") or (late and not is_first()):
+                continue
             try:
                 results.append(each.close(self.view))
             except Exception as error:  # the others must still be closed
@@ -627,7 +610,7 @@ class Loop:
                 run.position, run.step = run.position + step - run.step, step
                 self.save("whole")
                 for each in self.observers:
-                    if hasattr(each, "wait"):
+                    if callable(getattr(each, "wait", None)):
                         each.wait()
         except (Exception, SystemExit) as second:
             with suppress(Exception):
@@ -640,5 +623,5 @@ def cut(rows, end):
 
 
 def most(*kinds):
-    """The kind of a checkpoint that serves all who ask for one."""
+    """The kind of a checkpoint that satisfies all of these requests."""
     return max([kind for kind in kinds if kind], key=SAVES.index, default=None)

@@ -361,8 +361,13 @@ def with_precision(model, precision):
     return model._replace(apply=apply)
 
 
-def shapes_of_values(objective, params, state, batch, train=False):
-    """{label: shapes} of what an objective returns for each example of a batch, with the loss."""
+def traced(objective, params, state, batch, train):
+    """An objective, traced for arguments of these shapes by `jax.jit`."""
     call = lambda p, s, b: objective(p, s, b, jax.random.key(0), train)  # noqa: E731
-    losses, _, metrics = jax.eval_shape(call, params, state, batch)
+    return jax.jit(call).trace(params, state, batch)
+
+
+def values_of(trace):
+    """{label: shapes} of what a traced objective returns for each example, with the loss."""
+    losses, _, metrics = trace.out_info
     return {**metrics, "loss": losses}

@@ -4,14 +4,15 @@ object with any of these attributes and methods. The loop (training/loop.py) cal
 the order of its list, each with the run, of which everything can be read and nothing can be set
 (training/watching/view.py).
 
-every     when `on_steps` and `on_evaluated` are called, as data. {"steps": n}: after every n-th
-          step of the run; {"batches": n}: after every n-th batch of an epoch; {"epochs": n};
-          {"seconds": s}: after the first chunk that ends so much later; {"at": step}: once; {}:
-          never. Several keys: after each of these. Without it, or if it is None: at log lines, and
-          at all evaluations. An object may set another one in any of its methods
-late      True: it reads only numbers that are reported, so that later steps may be in progress. It
-          is called in process 0 alone, and replies nothing. The others are called in all processes,
-          and wait for the steps
+every     when `on_steps` is called, and at which evaluations of held-out sets `on_evaluated`, as
+          data. {"steps": n}: after every n-th step of the run; {"batches": n}: after every n-th
+          batch of an epoch; {"epochs": n}; {"at": step}: once; {"seconds": s}: after the first
+          chunk that ends so much later than the last time (no evaluation is chosen by seconds);
+          {}: never. Several keys: after each of these. Without it, or if it is None: at log lines,
+          and at all evaluations. An object may set another one in any of its methods
+late      True: it reads only reported numbers. It is called in process 0 alone and returns nothing,
+          and the next chunk may already be running. All other observers are called in every
+          process, before further steps are sent
 memory    what it must remember: JSON, which every checkpoint holds, and which a resumed run sets
           again after `on_start`
 
@@ -19,21 +20,24 @@ on_start(run)                     before the first step; a run that is resumed i
 on_batch(run, batch)              after each step, with its raw batch; a chunk then has one step
 on_steps(run)                     some steps are done, and `every` is due
 on_evaluated(run, name, values)   a set was evaluated, or an epoch of "train" is done
-on_row(run, row)                  all values of an epoch, or of an evaluation, are known: numbers by
-                                  name, with "epoch" and "step"; with "end_of_epoch", "evaluation",
-                                  "initial" (of the initial params), or "final" (at the end)
+on_row(run, row)                  all values of an epoch, or of an evaluation, are known: {name:
+                                  number} with "epoch" and "step", and a key that says which row it
+                                  is: "end_of_epoch", "evaluation" (within an epoch), "initial" (of
+                                  the initial params) or "final" (at the end)
 on_bad(run, bad)                  a step, or the state, is not finite; `bad` is a Bad
 on_save(run, take, kind)          write a checkpoint of this kind; `take()` returns a Snapshot
-on_end(run)                       training has ended, and its last checkpoint is being written
+on_end(run)                       training has ended, and its last checkpoint is being written; the
+                                  test of test_at=end follows
 close(run)                        the run is over, however it ended; False: a thread is stuck
 
-All methods but the last two may return a dict, which is the only way to change the run:
+All methods but the last three may return a dict, which is the only way to change the run:
 
 stop      True, or the reason: end the run for good, as early stopping does
 pause     the reason: end the run here, to be resumed later, as after a signal
-evaluate  True: evaluate the held-out sets here
+evaluate  True: evaluate the held-out sets here; only from `on_steps`
 save      "last": write a checkpoint here; "best": one that is kept only as long as it is among the
-          best; "whole": one from which the run can be resumed, whatever the options say
+          best; "whole": one from which the run can be resumed, whatever the options say; only from
+          `on_start`, `on_steps`, and `on_row` of an epoch or within one
 values    {"test_x": number}, from `on_evaluated` alone: they join the metrics of the set
 lr_scale  a factor for every later update, instead of the one that this object returned before; the
           factors of all observers are multiplied
@@ -79,11 +83,27 @@ from utils import RunError, UserError, cut, relative_path
 logger = logging.getLogger("main")
 
 NEVER = 2**30  # steps until an observer is due that need not see any step
-SAVES = ("best", "last", "whole")  # kinds of checkpoints; of several replies, the last kind counts
-EVENTS = ("on_start", "on_batch", "on_steps", "on_evaluated", "on_row", "on_bad", "on_save")
-EVENTS += ("on_end",)
-TAKES = {"on_batch": 2, "on_evaluated": 3, "on_row": 2, "on_bad": 2, "on_save": 3}  # arguments
-REPLIES = ("stop", "pause", "evaluate", "save", "values", "lr_scale", "back_to")
+SAVES = ("best", "last", "whole")  # kinds of checkpoints; of several, the one further right counts
+# {method: its arguments}
+EVENTS = {
+    "on_start": ("run",),
+    "on_batch": ("run", "batch"),
+    "on_steps": ("run",),
+    "on_evaluated": ("run", "name", "values"),
+    "on_row": ("run", "row"),
+    "on_bad": ("run", "bad"),
+    "on_save": ("run", "take", "kind"),
+    "on_end": ("run",),
+}
+REPLYING = tuple(event for event in EVENTS if event not in ("on_save", "on_end"))
+TRUTHS = ("stop", "pause", "evaluate", "save")
+# {what a reply may have: the methods that may return it}
+REPLIES = dict.fromkeys(("stop", "pause", "lr_scale"), REPLYING) | {
+    "evaluate": ("on_steps",),
+    "save": ("on_start", "on_steps", "on_row"),
+    "values": ("on_evaluated",),
+    "back_to": ("on_bad",),
+}
 LARGEST = 3.4e38  # about the largest number of float32
 
 
@@ -92,7 +112,8 @@ class Every(TypedDict, total=False):
 
     steps: Count  # after every n-th step
     epochs: Count  # after every n-th epoch
-    seconds: Positive  # after the first steps that end so much later
+    batches: Count  # after every n-th batch of an epoch
+    seconds: Positive  # after the first chunk that ends so much later than the last time
     at: Count  # after this step
 
 
@@ -102,7 +123,7 @@ EVERY_EPOCH: Every = {"epochs": 1}
 class Bad(NamedTuple):
     """What is not finite: in a step of a replica, or in the state of a replica after a step."""
 
-    step: int  # the number of steps before the bad one, or those that were taken
+    step: int  # of a bad step, how many steps came before it; of a state, how many were taken
     leaf: str  # the name of the first array that is not finite
     replica: int
     of_state: bool  # whether it is in the state, though all losses and gradients were finite
@@ -133,6 +154,10 @@ class Point(NamedTuple):
 def name_of(observer):
     """The name of an observer in messages."""
     return type(observer).__name__
+
+
+def every_of(observer):
+    return getattr(observer, "every", None)
 
 
 def steps_left(every, step, position):
@@ -225,13 +250,19 @@ def checked(observer, event, reply):
         raise UserError(f"{where} returned {sorted(unknown)}; a reply may have {known}")
     if reply and getattr(observer, "late", False):
         raise UserError(f"{where} returned {reply!r}; with `late`, it cannot change the run")
+    reply = reply | {key: as_number(reply[key]) for key in reply.keys() & {*TRUTHS}}
+    for key in reply.keys() & {*TRUTHS}:
+        if not isinstance(reply[key], bool | str | None):
+            raise UserError(
+                f"{where} returned {key}={reply[key]!r}; it must be True, False or text"
+            )
     if reply.get("save") not in (None, True, False, *SAVES):
         raise UserError(f"{where} returned save={reply['save']!r}; allowed: {', '.join(SAVES)}")
-    if reply.get("back_to") and event != "on_bad":
-        raise UserError(f"{where} returned back_to, which only on_bad can")
+    for key in [key for key in reply if event not in REPLIES[key]]:
+        raise UserError(f"{where} returned {key}, which only {', '.join(REPLIES[key])} may return")
     reply = reply | {"save": "last" if reply.get("save") is True else reply.get("save") or None}
     if "values" in reply:
-        reply = reply | {"values": checked_values(where, reply["values"], event)}
+        reply = reply | {"values": checked_values(where, reply["values"])}
     scale = reply.get("lr_scale", 1.0)
     with suppress(TypeError, ValueError):
         if 0 <= scale <= LARGEST:
@@ -239,13 +270,9 @@ def checked(observer, event, reply):
     raise UserError(f"{where} returned lr_scale={scale!r}; it must be from 0 to {LARGEST:.1e}")
 
 
-def checked_values(where, values, event):
-    """{name: number} that a method returned. Refuse values that are not numbers, or that come
-    from a method that follows no evaluation."""
-    is_dict = isinstance(values, dict)
-    if is_dict and values and event != "on_evaluated":
-        raise UserError(f"{where} returned values; only on_evaluated may")
-    if is_dict and all(re.match(r"[a-z0-9-]+_", str(name)) for name in values):
+def checked_values(where, values):
+    """{name: number} that a method returned."""
+    if isinstance(values, dict) and all(re.match(r"[a-z0-9-]+_", str(name)) for name in values):
         plain = {name: as_number(value) for name, value in values.items()}
         if all(isinstance(value, int | float) for value in plain.values()):
             return plain
@@ -267,9 +294,14 @@ def keys_of(observers):
     keys = []
     for observer in observers:
         name = name_of(observer)
-        count = sum(key.split(" ")[0] == name for key in keys)
+        count = sum(is_of_type(key, name) for key in keys)
         keys.append(f"{name} {count + 1}" if count else name)
     return keys
+
+
+def is_of_type(key, name):
+    """Whether a key is that of an observer whose type has this name."""
+    return key.split(" ")[0] == name
 
 
 def memories(observers):
@@ -292,16 +324,22 @@ def memories(observers):
     return found
 
 
-def remember(observers, stored, path):
-    """Give each observer its memory from a checkpoint back."""
-    for key, observer in zip(keys_of(observers), observers, strict=True):
-        if not hasattr(observer, "memory"):
-            continue
-        if key not in stored:
-            logger.warning("%s is not in the checkpoint, so its memory begins anew", key)
+def remember(observers, stored, path=None):
+    """Give each observer its memory from a checkpoint back; one at a `path` may be of another
+    program, so its form is checked."""
+    remembering = [hasattr(observer, "memory") for observer in observers]
+    pairs = zip(keys_of(observers), observers, remembering, strict=True)
+    own = {key: observer for key, observer, remembers in pairs if remembers}
+    for key, observer in own.items():
+        count, before = (
+            sum(is_of_type(k, name_of(observer)) for k in each) for each in (own, stored)
+        )
+        if count != before or key not in stored:  # which is whose is not known
+            why = f"{before or 'none'} of the checkpoint, {count} of this run"
+            logger.warning("%s: %s, so its memory starts empty", key, why)
             continue
         memory = stored[key]
-        if not is_alike(memory, map_nest(as_number, observer.memory)):
+        if path and not is_alike(memory, map_nest(as_number, observer.memory)):
             found, like = cut(repr(memory), 200), observer.memory
             why = f"{found} is not a memory of {key}, such as {like!r}"
             raise UserError(f"{path}: callbacks: {why}")
@@ -318,63 +356,75 @@ def check_observers(observers):
         raise UserError(f"callbacks: must be a list, got {observers!r}")
     for observer in observers:
         if isinstance(observer, type):
-            call = f"{observer.__name__}({', '.join(required(observer))})"
-            raise UserError(f"callbacks: {observer.__name__} is a class; pass an object: {call}")
-        name = name_of(observer)
-        has_any = any(hasattr(observer, each) for each in (*EVENTS, "close", "needs", "metrics"))
+            name = observer.__name__
+            raise UserError(f"callbacks: {name} is a class; pass an object: {name}(...)")
+        place = f"callbacks: {name_of(observer)}"
         for event in dir(observer):
-            if event.startswith("on_") and event not in EVENTS:
-                known = ", ".join(EVENTS)
-                raise UserError(f"callbacks: {name} has {event!r}, which is not called ({known})")
-            if event in EVENTS and not takes(getattr(observer, event), TAKES.get(event, 1)):
-                form = {"on_batch": "run, batch", "on_evaluated": "run, name, values"}
-                form |= {"on_row": "run, row", "on_bad": "run, bad", "on_save": "run, take, kind"}
-                form = f"def {event}(self, {form.get(event, 'run')})"
-                raise UserError(f"callbacks: {name}.{event} must take its arguments: {form}")
-        if isinstance(observer, str) or not has_any:
+            if event.startswith("on_"):
+                check_method(place, observer, event)
+        has_any = any(hasattr(observer, each) for each in (*EVENTS, "close", "needs", "metrics"))
+        if not has_any:
             raise UserError(
                 f"callbacks: {observer!r} has no method that is called ({', '.join(EVENTS)}); "
                 "a callback is an object, as early_stopping(patience=3) returns one"
             )
-        check_every(f"callbacks: {name}.every", getattr(observer, "every", None))
-        check_reports(name, observer)
+        check_every(f"{place}.every", every_of(observer))
+        only_evaluated = hasattr(observer, "on_evaluated") and not hasattr(observer, "on_steps")
+        if only_evaluated and "seconds" in (every_of(observer) or {}):
+            fix = "evaluations are chosen by steps, batches or epochs"
+            raise UserError(f"{place}.every: by seconds, it would never be called; {fix}")
+        check_reports(place, observer)
         for need in getattr(observer, "needs", ()):
             if need not in NEEDS:
                 raise UserError(
-                    f"callbacks: {name} needs {need!r}, which is not measured ({', '.join(NEEDS)})"
+                    f"{place} needs {need!r}, which is not measured ({', '.join(NEEDS)})"
                 )
         for label, rule in getattr(observer, "metrics", {}).items():
             if not isinstance(rule, Tracked):
-                where = f"callbacks: {name}.metrics[{label!r}]"
+                where = f"{place}.metrics[{label!r}]"
                 raise UserError(f"{where} must be tracked(function, ...) of training.base")
+
+
+def check_method(place, observer, event):
+    """Refuse a method that is never called, or that does not take its arguments."""
+    if event not in EVENTS:
+        known = ", ".join(EVENTS)
+        raise UserError(f"{place} has {event!r}, which is not called ({known})")
+    with suppress(ValueError):  # Python knows no signature
+        try:
+            inspect.signature(getattr(observer, event)).bind(*EVENTS[event])
+        except TypeError as error:
+            form = f"def {event}(self, {', '.join(EVENTS[event])})"
+            raise UserError(f"{place}.{event} must take its arguments: {form}") from error
 
 
 def check_every(where, every):
     """Refuse an `every` that is never due."""
     keys = ("steps", "batches", "epochs", "seconds", "at")
-    fits = every is None or (isinstance(every, dict) and every.keys() <= {*keys})
-    for key, number in (every or {}).items() if fits else ():
-        whole = isinstance(number, int) and not isinstance(number, bool)
-        fits = fits and (whole or key == "seconds") and number > 0
-    if not fits:
-        raise UserError(
-            f"{where}: must be None or a dict such as {{'steps': 100}} or {{'epochs': 1}}, "
-            f"with numbers above 0 and keys of {', '.join(keys)}; got {every!r}"
-        )
 
+    def fits(key, number):
+        is_number = type(number) is int or (key == "seconds" and type(number) is float)
+        return key in keys and is_number and number > 0
 
-def check_reports(name, observer):
-    """Refuse names of values that an observer cannot return."""
-    if not hasattr(observer, "reports") or callable(observer.reports):
+    if every is None or (isinstance(every, dict) and all(map(fits, every, every.values()))):
         return
-    names, form = observer.reports, '("val_auc",)'
-    is_names = isinstance(names, list | tuple) and all(isinstance(n, str) for n in names)
-    if not is_names or not all(re.match("[a-z0-9-]+_", n) for n in names):
-        raise UserError(f"callbacks: {name}.reports must be names as {form}, got {names!r}")
+    raise UserError(
+        f"{where}: must be None or a dict such as {{'steps': 100}} or {{'epochs': 1}}, "
+        f"with numbers above 0 and keys of {', '.join(keys)}; got {every!r}"
+    )
+
+
+def check_reports(place, observer):
+    """Refuse names of values that an observer cannot return."""
+    names = getattr(observer, "reports", ())
+    if callable(names):
+        return
+    is_names = isinstance(names, list | tuple)
+    if not is_names or not all(re.match("[a-z0-9-]+_", str(name)) for name in names):
+        form = '("val_auc",)'
+        raise UserError(f"{place}.reports must be names as {form}, got {names!r}")
     if names and not hasattr(observer, "on_evaluated"):
-        raise UserError(
-            f"callbacks: {name} reports {names[0]!r}, and has no on_evaluated to return it"
-        )
+        raise UserError(f"{place} reports {names[0]!r}, and has no on_evaluated to return it")
 
 
 def reported_by(observer, sets):
@@ -382,24 +432,6 @@ def reported_by(observer, sets):
     names = getattr(observer, "reports", ())
     names = names(sets) if callable(names) else names
     return [name for name in names if name.split("_")[0] in sets]
-
-
-def required(cls):
-    """The arguments without a default with which a class is called."""
-    with suppress(ValueError, TypeError):
-        parameters = inspect.signature(cls).parameters.values()
-        return [p.name for p in parameters if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
-    return []
-
-
-def takes(function, count):
-    """Whether a function can be called with so many arguments, as far as Python knows."""
-    with suppress(ValueError):  # it has no signature
-        try:
-            inspect.signature(function).bind(*[None] * count)
-        except TypeError:
-            return False
-    return True
 
 
 def check_callbacks(recipe, data):

@@ -125,7 +125,7 @@ class TrainingOptions:
     overfit_batches: CountOrZero = 0  # train on the first batches only, in every epoch; 0: on all
     # the type that the model computes in; params and optimizer state stay in float32
     precision: Literal["float32", "bfloat16"] = "float32"
-    replicas: Annotated[Count, at_most(4096)] = 1  # how many seeds are trained side by side
+    replicas: Annotated[Count, at_most(4096)] = 1  # how many runs are trained side by side
     # {path of a number: its value in each replica}, for numbers of the model, loss, optimizer and
     # so on; the replicas then have the same seed unless "seed" is among them
     vary: dict | None = None
@@ -150,7 +150,8 @@ class TrainingOptions:
             )
         for path, values in (self.vary or {}).items():
             if not is_list(values) or not values:
-                raise ValueError(f"vary.{path}: must be a list of numbers, got {values!r}")
+                form = 'a path is one key, as in {"optimizer.args.lr": [0.01, 0.003]}'
+                raise ValueError(f"vary.{path}: must be a list of numbers, got {values!r}; {form}")
 
     def evaluations(self):
         """When the held-out sets are evaluated, as the `every` of an observer."""
@@ -218,7 +219,7 @@ def sign_of(monitor, mode, key):
 class LoggingOptions:
     """What a run logs, how often, and where."""
 
-    every_steps: CountOrZero = 50  # steps between two log lines; 0: not by steps
+    every_steps: CountOrZero = 50  # after every n-th batch of an epoch; 0: not by batches
     every_seconds: Annotated[int | float, nonnegative] = 0  # 0: not by time
     # also log the values of every single step, which are written with the next log line
     log_all: bool = False

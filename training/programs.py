@@ -1,11 +1,12 @@
 """The compiled programs of a run. Each is compiled once, before or at its first call; a call with
 other shapes is then an error, not a second compilation.
 
-A step is step(const, carry, batch, valid) -> (carry, row). In training the carry is the TrainState;
-in evaluation it is the number of examples so far, and the constants are the params and state. A
-program returns (carry, rows): the carry is donated to the next call, and the host reads the rows,
-one for each step (training/rows.py). The spec of an array is a jax.ShapeDtypeStruct: its shape, its
-type and, where it matters, its sharding.
+A step is step(const, carry, batch, valid) -> (carry, row). In training the carry is the TrainState,
+and the constants are the numbers of training.vary; in evaluation the carry is the number of
+examples so far, and the constants also hold the params and state. A program returns (carry, rows):
+the carry is donated to the next call, and the host reads the rows, one for each step
+(training/rows.py). The spec of an array is a jax.ShapeDtypeStruct: its shape, its type and, where
+it matters, its sharding.
 
 Programs compile in threads, several at the same time. They are traced in the calling thread, since
 JAX's settings belong to a thread.
@@ -178,16 +179,15 @@ def memory_of(compiled):
     return stats and {name: getattr(stats, name) for name in names}
 
 
-def loops_are_slow(objective, params, state, batch):
-    """Whether this objective must not run inside a compiled loop, where XLA's CPU backend does not
-    use its fast path for dense convolutions (eight steps of a 3x3 convolution: 82 ms outside, 6,670
-    ms inside). Its steps are then dispatched one by one."""
+def loops_are_slow(objective):
+    """Whether this objective, which is traced, must not run inside a compiled loop, where XLA's CPU
+    backend does not use its fast path for dense convolutions (eight steps of a 3x3 convolution: 82
+    ms outside, 6,670 ms inside). Its steps are then dispatched one by one."""
     if jax.config.jax_disable_jit:
         return True  # for debugging, one step is one call
     if jax.default_backend() != "cpu":
         return False
-    forward = jax.jit(lambda p, s, b: objective(p, s, b, jax.random.key(0), True))
-    return "stablehlo.convolution" in forward.lower(params, state, batch).as_text()
+    return "stablehlo.convolution" in objective.lower().as_text()
 
 
 def quick(function, shardings=None):

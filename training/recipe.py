@@ -1,8 +1,8 @@
-"""The recipe of a run: everything that is computed, composed once and passed to whatever needs it:
-the shape check, training, `--evaluate`, `--watch` and the export."""
+"""The recipe of a run: everything that is computed, composed by one function and passed to whatever
+needs it: the shape check, training, the searches for a learning rate and a batch size, `--evaluate`
+and `--watch`."""
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import wraps
 from typing import Any, NamedTuple
@@ -12,9 +12,16 @@ import jax
 from data_loader.base import has_items, read_example
 from data_loader.loader import collate, collated, epoch_order, in_epoch
 from ranges import check_takes
-from training.base import Objective, Optimizer, StepResult, Tracked, Update, unchanged
+from training.base import Objective, Optimizer, Tracked, unchanged
+from training.contracts import (
+    explained,
+    guarded_model,
+    guarded_objective,
+    guarded_optimizer,
+    guarded_update,
+)
 from training.metrics import NEEDS, MetricPlan, check_binary, check_ignored
-from training.objective import augmented_by_epoch, inputs, with_precision
+from training.objective import augmented_by_epoch, inputs, traced, with_precision
 from training.options import (
     CheckpointOptions,
     LoaderOptions,
@@ -36,10 +43,11 @@ class Recipe(NamedTuple):
     """What a run computes. `compose` makes it from the parts of a config or the arguments of
     `fit`."""
 
-    model: Any
+    model: Any  # it computes in float32; the objective applies training.precision
     objective: Objective
     optimizer: Optimizer
     make_update: Callable  # (unroll, steps in an epoch) -> Update
+    has_own_update: bool  # whether it is not `gradient_update`
     metric_plan: MetricPlan  # what is measured besides the loss
     rates: dict  # {name: learning rate, a number or a function of the step}
     seeds: tuple  # one for each replica
@@ -59,17 +67,30 @@ class Recipe(NamedTuple):
         """The recipe of a replica with these numbers, which may be inputs of a program."""
         return self.rebuild(numbers) if numbers else self
 
+    def traced(self, weights, batch, train):
+        """The objective, traced for a batch and (params, state) of these shapes."""
+
+        def augmented(batch):
+            with explained("augment does not fit the data"):
+                return augmented_by_epoch(self.augment, 0, batch)
+
+        batch = jax.eval_shape(augmented, batch) if train else batch
+        return traced(self.objective, *weights, batch, train)
+
     def reader(self, trainer=None):
         """The Reader of sums; for norms of single leaves it needs the names from the trainer."""
         leaves = trainer.leaf_names if trainer else ()
         return Reader(self.objective.finish, self.metric_plan.hidden, leaves)
 
-    def sets_in_epochs(self, sets):
-        """The held-out sets that are evaluated while a run trains."""
-        if not (self.training.eval_every or self.training.eval_initial):
-            return []
+    def sets_before_end(self, sets):
+        """The held-out sets that can be evaluated while a run trains."""
         at_end = self.sets_at_end(sets)
         return [name for name in sets if name != "train" and name not in at_end]
+
+    def sets_in_epochs(self, sets):
+        """The held-out sets that are evaluated while a run trains, whatever observers ask for."""
+        evaluates = self.training.eval_every or self.training.eval_initial
+        return self.sets_before_end(sets) if evaluates else []
 
     def for_sets(self, sets):
         """The recipe with checkpoint.monitor resolved to the name of a metric of these sets."""
@@ -123,25 +144,25 @@ def compose(parts, plan):
     for callback in parts.callbacks:
         if getattr(callback, "lowers_rate", False):
             check_rate(parts.optimizer, f"callbacks: {type(callback).__name__}", "use a schedule")
-    model = with_precision(parts.model, training.precision)
+    optimizer = guarded_optimizer(parts.optimizer)
     loss = missing_loss if parts.loss is None else parts.loss
-    given = model, loss, functions, parts.preprocess, parts.augment
+    precise = with_precision(guarded_model(parts.model), training.precision)
+    given = precise, loss, functions, parts.preprocess, parts.augment
     check_takes("objective", parts.objective, FACTORY_TAKES)
     objective = made_by("objective", parts.objective, *given)
     if not isinstance(objective, Objective):
         objective = Objective(objective, getattr(objective, "finish", unchanged))
     check_takes("objective: its function", objective.apply, OBJECTIVE_TAKES, objective.declared)
-    make_update = configured(parts.update, objective, parts.optimizer, training, parts.augment)
+    objective = guarded_objective(objective)
+    make_update = configured(parts.update, objective, optimizer, training, parts.augment)
     rates = rates_of_replicas(parts, numbers) if "learning_rate" in metric_plan.needs else {}
-    if rates and parts.optimizer_rates and not uses_optimizer(parts.update, objective, model):
-        unused = parts.optimizer_rates
-        rates = {name: rate for name, rate in rates.items() if name.split("/")[0] not in unused}
     seeds = vary.get("seed") or ([seed] * replicas if vary else range(seed, seed + replicas))
     return Recipe(
         model=parts.model,
         objective=objective,
-        optimizer=parts.optimizer,
+        optimizer=optimizer,
         make_update=make_update,
+        has_own_update=getattr(parts.update, "func", parts.update) is not gradient_update,
         metric_plan=metric_plan,
         rates=rates,
         seeds=tuple(seeds),
@@ -167,26 +188,6 @@ def rates_of_replicas(parts, numbers):
     return {f"{name}/{r}": rate for r, named in enumerate(rates) for name, rate in named.items()}
 
 
-def uses_optimizer(update, objective, model):
-    """Whether an update takes its steps with the optimizer that it is given, whose state is then a
-    part of its own, and not only with others that it brings along."""
-    if getattr(update, "func", update) is gradient_update:
-        return True
-    used = []
-
-    def init(params):
-        used.append(True)
-        return {}
-
-    def first_state(key):
-        return update(objective, Optimizer(init, init)).init(model.init(key)[0])
-
-    with suppress(Exception):  # which is explained when the step is traced
-        jax.eval_shape(first_state, jax.random.key(0))
-        return bool(used)
-    return True
-
-
 def configured(update, objective, optimizer, training, augment):
     """make_update(unroll, steps), with the training options that the update takes. An option that
     is set although the update does not take it is an error."""
@@ -204,7 +205,7 @@ def configured(update, objective, optimizer, training, augment):
         given = {name: value for name, value in given.items() if name in accepted}
 
         def made(objective):
-            return checked_update(made_by("update", update, objective, optimizer, **given))
+            return guarded_update(made_by("update", update, objective, optimizer, **given))
 
         first = made(objective)
 
@@ -213,35 +214,10 @@ def configured(update, objective, optimizer, training, augment):
             return made(objective._replace(step=ts.step)).step(ts, batch, valid)
 
         if "step" in objective.declared:
-            return with_epochs(first._replace(step=step), augment, steps)
+            first = first._replace(step=step)
         return with_epochs(first, augment, steps)
 
     return make_update
-
-
-def checked_update(update):
-    """The Update; an invalid result of its functions is a UserError when they are traced."""
-    if not isinstance(update, Update):
-        raise UserError(f"update: must return an Update(init, step), got {type(update).__name__}")
-
-    def init(params):
-        made = update.init(params)
-        pair = made if isinstance(made, tuple) and len(made) == 2 else (None, 0)
-        if pair[1] is not None and jax.tree.structure(pair[1]) != jax.tree.structure(params):
-            raise UserError("update: init(params) must return (opt_state, averaged params or None)")
-        return made
-
-    @wraps(update.step)
-    def step(ts, batch, valid):
-        result = update.step(ts, batch, valid)
-        if not isinstance(result, StepResult):
-            raise UserError(
-                "update: its step must end with `return StepResult(new, grads, losses, metrics)` "
-                f"of training/base.py, got {type(result).__name__}"
-            )
-        return result
-
-    return update._replace(init=init, step=step)
 
 
 def plan_metrics(metrics, callbacks, logging):
@@ -270,13 +246,9 @@ def plan_metrics(metrics, callbacks, logging):
     return functions, MetricPlan(rules, frozenset(hidden), frozenset(needs), per_step)
 
 
-class MissingLoss(UserError):
-    """The objective calls the loss, and there is none."""
-
-
 def missing_loss(output, target):
     """The loss of a recipe without one."""
-    raise MissingLoss("loss: is missing, and the objective needs one, such as cross_entropy or mse")
+    raise UserError("loss: is missing, and the objective needs one, such as cross_entropy or mse")
 
 
 def labelled(metrics):

@@ -1,4 +1,4 @@
-"""Replicas: several seeds trained side by side by calls of compiled programs."""
+"""Replicas: several runs with other seeds or numbers, trained side by side by compiled programs."""
 
 from operator import itemgetter
 
@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from training.base import TrainState
+from training.contracts import guarded_model
 from training.programs import Program, platform_options
 
 USER_BATCHES = "the batches of the data"  # what the error of another size names
@@ -91,7 +92,8 @@ def as_inputs(numbers):
 
 def first_weights(model, seed):
     """(params, state) of a replica, drawn from its seed."""
-    return model.init(jax.random.fold_in(jax.random.key(seed), 2**32 - 1))  # no step has this key
+    key = jax.random.fold_in(jax.random.key(seed), 2**32 - 1)  # no step has this key
+    return guarded_model(model).init(key)
 
 
 def first_state(update, params, state, seed):

@@ -170,7 +170,8 @@ class Sums:
         the values or the norms, begins at zero. Returns (whether the values continue, whether the
         norms do)."""
         own = self.tree()
-        examples = same_tree(below(arrays, "examples"), own["examples"])
+        growing = tuple(f"values/{k}" for k, mode in self.modes.items() if mode == "CONCAT")
+        examples = same_tree(below(arrays, "examples"), own["examples"], growing)
         steps = same_tree(below(arrays, "steps"), own["steps"])
         if examples:
             self.examples, self.refused = int(examples["count"]), int(examples["refused"])
@@ -225,7 +226,7 @@ class TrainingSums:
         values, _ = self.epoch[replica].take(below(arrays, "epoch"))
         line = all(self.line[replica].take(below(arrays, "line")))
         if self.per_step:
-            rows = same_tree(below(arrays, "rows"), self.rows[replica])
+            rows = same_tree(below(arrays, "rows"), self.rows[replica], ("",))
             self.rows[replica] = rows or self.rows[replica]
             line = line and bool(rows)
         return values, line
@@ -237,14 +238,17 @@ def below(arrays, name):
     return {k.removeprefix(prefix): a for k, a in arrays.items() if k.startswith(prefix)}
 
 
-def same_tree(arrays, tree):
-    """The tree with these arrays by name; None if they have other names, types or shapes, apart
-    from the first axis, along which rows grow."""
+def same_tree(arrays, tree, growing=()):
+    """The tree with these arrays by name; None if they have other names, types or shapes. The first
+    axis of those whose names begin with one of `growing` may have any length."""
+
+    def form(name, array):
+        grows = name.startswith(growing)
+        return array.dtype, array.ndim, array.shape[1:] if grows else array.shape
+
     wanted = named_leaves(tree)
     fits = arrays.keys() == wanted.keys() and all(
-        (array.dtype, array.ndim, array.shape[1:])
-        == (wanted[name].dtype, wanted[name].ndim, wanted[name].shape[1:])
-        for name, array in arrays.items()
+        form(name, array) == form(name, wanted[name]) for name, array in arrays.items()
     )
     return map_named(lambda name, _: np.asarray(arrays[name]), tree) if fits else None
 

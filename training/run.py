@@ -33,7 +33,7 @@ class Run:
     completed: int = 0  # epochs trained to their end
     position: int = 0  # batches taken of the epoch in progress
     line_position: int = 0  # the position of the last log line in this epoch
-    step: int = 0  # batches taken in all
+    step: int = 0  # steps in all epochs, refused ones included
     metrics: dict = field(default_factory=dict)  # of the latest log line or epoch
     row: dict = field(default_factory=dict)  # the latest row of an epoch or an evaluation
     throughput: dict | None = None  # since the log line before, if one ends at this step
@@ -48,9 +48,9 @@ class Run:
     stopped_by: str | None = None  # the reason for the stop, for the log
     for_good: bool = False  # whether it must not be resumed, as after early stopping
     budget_exhausted: str | None = None  # the option that set the budget that ended it
-    signal: str | None = None  # the signal that ended it early
+    signal: str | None = None  # the signal, or the reason of a `pause`, that ended it early
     untested: bool = False  # whether the final test is still to be done
-    best: Any = None  # at the end, a Best of training/runs/recovery.py; None without a folder
+    best: Any = None  # at the end, a Best of training/checkpoint/keeper.py; None without a folder
     # the first replica's (params, state) of `best`, if the run ends with these and not the latest
     restored: Any = None
     # whether all trackers ended; a stuck one would also block the interpreter

@@ -6,9 +6,10 @@ copies or replaces its state. The loop decides when an epoch begins, a log line 
 checkpoint is saved.
 """
 
+import logging
+import math
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 
 import jax
@@ -16,15 +17,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from training.base import key_data
+from training.contracts import check_metrics
 from training.feed import make_feeds
-from training.gradient import check_per_example
 from training.metrics import phase_of
-from training.objective import shapes_of_values
+from training.objective import values_of
 from training.programs import loops_are_slow, quick
 from training.replicas import Replicas, as_inputs, first_state, first_weights
 from training.rows import Sums, TrainingSums, row_of_batch
 from training.update import accepting, first_not_finite, genuine, made_floats
-from utils import RunError, UserError, named_leaves
+from utils import format_bytes, named_leaves
+
+logger = logging.getLogger("main")
 
 SEED = jax.ShapeDtypeStruct((), jnp.uint32)
 NO_LIMIT = 2**30
@@ -34,10 +37,9 @@ MOST_ROWS, ROW_BYTES = 8192, 2**20
 
 class Trainer:
     """Trains and evaluates the replicas of a recipe on `sets`, {"train": dataset, "test": dataset,
-    ...}. Without a "train" set it only evaluates. If its programs cannot be traced, `explain` is
-    called with {set: the shapes of a batch}, and may raise an error that says why."""
+    ...}. Without a "train" set it only evaluates."""
 
-    def __init__(self, recipe, sets, stacked=None, explain=None):
+    def __init__(self, recipe, sets, stacked=None):
         options, self.plan = recipe.training, recipe.plan.on_devices()
         self.recipe, self.pool = recipe, ThreadPoolExecutor(2, "compile")
         self.halts = options.on_nonfinite != "skip"
@@ -47,10 +49,8 @@ class Trainer:
         self.feeds = make_feeds(sets, recipe.loader, self.replicas, options.limit_batches)
         self.feed = self.feeds.get("train")
         self.evaluated_early = [*recipe.sets_in_epochs(sets), *recipe.sets_at_end(sets)]
-        self.explain = explain
         try:
-            with self.explained():
-                self.make_programs()
+            self.make_programs()
         except Exception:
             self.close()
             raise
@@ -65,16 +65,6 @@ class Trainer:
 
     # Programs.
 
-    @contextmanager
-    def explained(self):
-        """Let `explain` say why something cannot be traced."""
-        try:
-            yield
-        except Exception as error:
-            if self.explain and not isinstance(error, UserError | RunError):
-                self.explain({name: feed.shapes for name, feed in self.feeds.items()})
-            raise
-
     def draw(self, seed, numbers):
         """The (params, state) of a replica with these numbers."""
         return first_weights(self.recipe.with_numbers(numbers).model, seed)
@@ -82,24 +72,27 @@ class Trainer:
     def make_programs(self):
         """Trace the shapes of the weights and of the objective's values, and make all programs."""
         recipe, feeds = self.recipe, self.feeds
-        shapes = next(iter(feeds.values())).shapes
         self.weight_specs = jax.eval_shape(self.draw, SEED, self.numbers[0])
         self.leaf_names = tuple(named_leaves(self.weight_specs[0]))
-        self.looped = not loops_are_slow(recipe.objective, *self.weight_specs, shapes)
-        values = {
-            name: shapes_of_values(recipe.objective, *self.weight_specs, feed.shapes)
+        traced = {
+            name: recipe.traced(self.weight_specs, feed.shapes, train=name == "train")
             for name, feed in feeds.items()
         }
-        first = next(iter(values.values()))
-        self.metric_shapes = {label: tree for label, tree in first.items() if label != "loss"}
+        self.looped = not loops_are_slow(next(iter(traced.values())))
+        # Of each set: the shapes of what the objective returns.
+        self.values = {name: values_of(trace) for name, trace in traced.items()}
         # Of each set: the modes of what is measured, and a row as shapes.
         self.modes, self.rows = {}, {}
         if self.feed:
-            self.make_training_program(values["train"])
+            held_out = [trace for name, trace in traced.items() if name != "train"]
+            held_out = held_out or [recipe.traced(self.weight_specs, self.feed.shapes, train=False)]
+            for trace in held_out:
+                check_metrics(recipe.metric_plan, self.values["train"], values_of(trace))
+            self.make_training_program(self.values["train"])
         loop, self.evaluation_programs = jax.lax.fori_loop if self.looped else None, {}
         for name in [name for name in feeds if name != "train"]:
-            modes = recipe.metric_plan.modes(values[name], phase_of(name), "EPOCH")
-            self.modes[name], self.rows[name] = modes, row_spec(modes, values[name])
+            modes = recipe.metric_plan.modes(self.values[name], phase_of(name), "EPOCH")
+            self.modes[name], self.rows[name] = modes, row_spec(modes, self.values[name])
             step = evaluation_step(recipe, name, modes)
             capacity = self.capacity(self.rows[name], feeds[name].steps)
             self.evaluation_programs[name] = feeds[name].program(name, step, loop, capacity)
@@ -107,11 +100,9 @@ class Trainer:
     def make_training_program(self, values):
         """Make the program of the training step, and the function that makes the first state;
         `values` are the shapes of the objective's values."""
-        recipe, metric_plan, shapes = self.recipe, self.recipe.metric_plan, self.feed.shapes
+        recipe, metric_plan = self.recipe, self.recipe.metric_plan
         unroll, steps = not self.looped, self.feed.steps  # unroll microbatches where loops are slow
         self.passes = recipe.make_update(unroll, steps).passes
-        metric_plan.check(values)
-        check_per_example(values, jax.tree.leaves(shapes)[0].shape[0])
 
         def make_state(params, state, seed, numbers):
             """The TrainState of a replica with these numbers."""
@@ -147,11 +138,32 @@ class Trainer:
             self.evaluation_programs[name].begin(*arguments)
 
     def prepare(self):
-        """Wait until the training step is compiled. Return whether it had not been before."""
+        """Wait until the training step is compiled, and log what it took and what it needs."""
         if self.program.compiled is not None:
-            return False
+            return
         self.program.prepare(self.lane_numbers[0], self.states[0], *self.feed.specs())
-        return True
+        if not self.compile_seconds():
+            logger.info("Nothing is compiled (--debug), so this is slow")
+            return
+        needs = self.memory()
+        parts = ", ".join(f"{name} {format_bytes(n)}" for name, n in needs.items())
+        total = format_bytes(sum(needs.values()))
+        logger.info("Compiled in %.1f s; memory about %s: %s", self.compile_seconds(), total, parts)
+
+    def memory(self):
+        """The bytes that one device needs: {"state": ..., "data": ..., and where it is known,
+        "step": those of the temporary arrays of a step}."""
+
+        def held(leaf):
+            return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+
+        needs = {
+            "state": sum(map(held, jax.tree.leaves(self.states))),
+            "data": sum(feed.nbytes for feed in self.feeds.values()),
+        }
+        if self.program.memory:
+            needs["step"] = self.program.memory["temp_size_in_bytes"]
+        return needs
 
     def compile_seconds(self):
         """The seconds that compiling the training step and the evaluations has taken so far."""
@@ -170,8 +182,7 @@ class Trainer:
             weights = [self.put_weights(pretrained(*drawn)) for drawn in weights]
         states = [self.make_state(*w, *each) for w, each in zip(weights, own, strict=True)]
         self.states = self.stack_states(states)
-        with self.explained():
-            self.begin_to_compile()
+        self.begin_to_compile()
 
     def stack_states(self, states):
         """From a TrainState per replica to one per lane."""

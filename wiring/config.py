@@ -13,47 +13,11 @@ from ranges import local, show
 from utils import UserError, cut
 from wiring import extends
 
-REQUIRED = object()
 LARGEST_SEED = 2**32 - 1
+# The parts of a config that names no others.
+DEFAULT_PARTS = {"objective": "supervised", "schedule": "constant", "update": "gradient_update"}
 LONGEST, MOST = 3000, 50  # characters of a problem, and problems, that are printed
 LONGEST_NAME = 200  # bytes of the name of a folder; file systems take 255
-
-# Every top-level key with its default.
-TOP_LEVEL = {
-    "$schema": "config.schema.json",
-    "title": "run",
-    "run_name": None,
-    "seed": 0,
-    "resume": None,
-    "model": REQUIRED,
-    "data": REQUIRED,
-    "loader": {},
-    "preprocess": [],
-    "augment": [],
-    "loss": None,
-    "metrics": [],
-    "objective": "supervised",
-    "optimizer": REQUIRED,
-    "schedule": "constant",
-    "update": "gradient_update",
-    "training": {},
-    "checkpoint": {},
-    "logging": {},
-    "callbacks": [],
-    "mesh": {},
-    "sharding": None,
-    "distributed": {},
-}
-
-# The sections that name no part, and the dataclass of each.
-SECTIONS = {
-    "loader": "training.options:LoaderOptions",
-    "training": "training.options:TrainingOptions",
-    "checkpoint": "training.options:CheckpointOptions",
-    "logging": "training.options:LoggingOptions",
-    "mesh": "training.devices.options:MeshOptions",
-    "distributed": "training.devices.options:DistributedOptions",
-}
 
 
 def read(path, overrides=(), trusted=True):
@@ -99,7 +63,7 @@ def refuse_elsewhere(path, config, layers):
         return
     section = config.get("checkpoint", {})
     folder = section.get("dir", "saved") if isinstance(section, dict) else None
-    names = [folder, config.get("title", TOP_LEVEL["title"]), config.get("run_name") or ""]
+    names = [folder, config.get("title", "run"), config.get("run_name") or ""]
     if not all(isinstance(name, str) and "\0" not in name for name in names):
         return  # the check of the config refuses them
     here = path.absolute().parent
@@ -207,8 +171,8 @@ def override(config, text):
         raise UserError(f"{cut(text, 100)!r}: {error}") from error
     *keys, last = key_path.split(".")
     config = node = copy.deepcopy(config)
-    if keys and isinstance(TOP_LEVEL.get(keys[0]), str):  # the name of a part
-        config.setdefault(keys[0], TOP_LEVEL[keys[0]])
+    if keys and keys[0] in DEFAULT_PARTS:
+        config.setdefault(keys[0], DEFAULT_PARTS[keys[0]])
     for key in keys:
         node = descend(node, key, text)
     node[key_or_index(node, last, text)] = value

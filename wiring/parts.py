@@ -1,20 +1,14 @@
-"""Find parts by name: public functions in the home of a kind, annotated to return it.
+"""Find the function that a name in a config means, and say which arguments it takes."""
 
-Nothing is registered. The functions of a kind with `given` > 0 are called at run time with that
-many arguments; the config gives the others.
-"""
-
-import importlib
 import inspect
-import pkgutil
 import sys
 import typing
 from collections.abc import Callable
-from functools import cache
+from dataclasses import is_dataclass
 
 from ranges import Form, form
-from utils import PACKAGE, UserError, did_you_mean, parameters_of, where_and_why
-from wiring.kinds import KINDS
+from training.kinds import KINDS, find, kind_of, marker, modules
+from utils import UserError, did_you_mean, parameters_of, where_and_why
 from wiring.own_modules import hidden_file, import_from, own_parts
 
 # Facts that come from the data; they fill parameters of the same name that the config leaves out.
@@ -22,20 +16,10 @@ FACTS = ("input_shape", "num_classes", "vocab_size", "steps_per_epoch", "total_s
 FACTS += ("bytes_per_token", "columns")
 # Facts that, if the data has them, replace the default of a parameter of the same name.
 NEW_DEFAULTS = ("ignore_label",)
-
+# {kind: the arguments that training passes to its parts}
+GIVEN = {"update": ("accumulate", "ema", "unroll"), "augment": ("target",)}
 # {module: its package} of libraries whose parts a config often names.
 INSTALLED_AS = {"flax": "flax", "equinox": "equinox", "haiku": "dm-haiku", "optax": "optax"}
-
-
-@cache
-def marker(kind):
-    """The annotation object of a kind."""
-    return section_options(KINDS[kind].marker)
-
-
-def kind_of(annotation):
-    """The kind whose return annotation this is, or None."""
-    return next((kind for kind in KINDS if marker(kind) is annotation), None)
 
 
 def form_of(annotation):
@@ -44,19 +28,27 @@ def form_of(annotation):
 
 
 def part_form(annotation):
-    """The Form of a part, or of a function or class with a dotted name; None for other
-    annotations."""
-    kind = "function" if annotation is Callable else kind_of(annotation)
-    if kind is None:
-        return None
+    """The Form of a part, of a section, or of a function or class with a dotted name; None for
+    other annotations."""
 
     def read(value, path, part=None):
         return part(annotation, value, path) if part else value
 
-    if kind == "function":
+    if annotation is Callable:
         return Form("a dotted name", "Callable", {}, read)
+    if is_dataclass(annotation):
+        name = section_name(annotation)
+        shown = f"[a section](#section-{name})"
+        return Form("an object", shown, {"$ref": f"#/$defs/{name}"}, read)
+    if (kind := kind_of(annotation)) is None:
+        return None
     shown = f"a part: [{kind}](#parts-{kind})"
     return Form(f"a part: {kind}", shown, part_schema(kind), read, parts=frozenset([kind]))
+
+
+def section_name(options):
+    """The key of the section of a dataclass, such as `loader` for LoaderOptions."""
+    return options.__name__.removesuffix("Options").lower()
 
 
 def part_schema(kind):
@@ -64,46 +56,6 @@ def part_schema(kind):
     part = {"$ref": f"#/$defs/{kind}"}
     chain = {"type": "array", "items": part, "minItems": 1}
     return {"anyOf": [part, chain]} if kind == "optimizer" else part
-
-
-@cache
-def find(kind):
-    """({name: function}, {module: import error}) of a kind; a broken module hides its own parts."""
-    functions, broken = {}, {}
-    for module_name in modules(KINDS[kind].homes):
-        try:
-            module = importlib.import_module(module_name)
-        except (Exception, SystemExit) as error:  # a user's file may fail in any way
-            broken[module_name] = where_and_why(error)
-            continue
-        for name, function in vars(module).items():
-            if not is_part(function, name, module_name, kind):
-                continue
-            if name in functions:
-                both = f"{functions[name].__module__} and in {module_name}"
-                raise UserError(f"{kind} {name!r} is defined in {both}; rename one of them")
-            functions[name] = function
-    return functions, broken
-
-
-def modules(homes):
-    """The names of all modules in the homes of a kind."""
-    for home in [PACKAGE + home for home in homes]:
-        folders = importlib.util.find_spec(home).submodule_search_locations
-        if folders is None:
-            yield home
-        else:
-            yield from (f"{home}.{m.name}" for m in pkgutil.iter_modules(folders) if not m.ispkg)
-
-
-def is_part(function, name, module_name, kind):
-    """Whether this is a public function of the module that is annotated to return the kind."""
-    if not inspect.isfunction(function) or function.__module__ != module_name:
-        return False
-    if name.startswith("_"):
-        return False
-    returned = function.__annotations__.get("return")
-    return returned is marker(kind) or returned == marker(kind).__name__
 
 
 def full_name(kind, name, folders):
@@ -122,18 +74,16 @@ def resolve(kind, name, folders=()):
     functions, broken = find(kind)
     if name in functions:
         return functions[name]
-    own, others = own_parts(marker(kind).__name__, folders)
+    annotation = marker(kind).__name__
+    own, others = own_parts(annotation, folders)
     known = sorted({*functions, *own})
     lines = [f"no {kind} {name!r}{did_you_mean(name, known)} ({', '.join(known)})"]
     if name in others:
-        lines.append(
-            f"{others[name]} has a function {name!r}, but without `-> {marker(kind).__name__}`"
-        )
+        lines.append(f"{others[name]} has a function {name!r}, but without `-> {annotation}`")
     for module_name in modules(KINDS[kind].homes):
         function = getattr(sys.modules.get(module_name), name, None)
         if inspect.isfunction(function) and function.__module__ == module_name:
-            missing = f"`-> {marker(kind).__name__}`"
-            lines.append(f"{module_name} has a function {name!r}, but without {missing}")
+            lines.append(f"{module_name} has a function {name!r}, but without `-> {annotation}`")
     raise UserError("\n".join(lines + import_errors(broken)))
 
 
@@ -171,16 +121,6 @@ def to_install(error):
     """How to install the library that an import did not find; "" for other errors and modules."""
     package = INSTALLED_AS.get(error.name) if isinstance(error, ModuleNotFoundError) else None
     return f"; pip install {package}" if package else ""
-
-
-def section_options(location):
-    """The dataclass of a section, or the marker of a kind, from module:name."""
-    module, name = location.split(":")
-    return getattr(importlib.import_module(PACKAGE + module), name)
-
-
-# {kind: the arguments that training passes to its parts}
-GIVEN = {"update": ("accumulate", "ema", "unroll"), "augment": ("target",)}
 
 
 def config_arguments(kind, function):
@@ -236,15 +176,3 @@ def listing(kind):
 def summary(function):
     """The first paragraph of a docstring as one line, '' without a docstring."""
     return " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())
-
-
-def with_defaults(given, accepted, facts=None):
-    """The args with all defaults that JSON can express, except facts, which the data provides."""
-    new = [name for name in NEW_DEFAULTS if name in accepted and name in (facts or {})]
-    defaults = {
-        name: parameter.default
-        for name, parameter in accepted.items()
-        if name not in FACTS
-        and isinstance(parameter.default, str | int | float | bool | tuple | None)
-    }
-    return defaults | {name: facts[name] for name in new} | given

@@ -7,14 +7,14 @@ and docs/layers.md: every layer that a model can use.
 import dis
 import importlib
 import inspect
-import re
 import typing
 from pathlib import Path
 
 from ranges import show
+from training.kinds import KINDS, find, modules
 from wiring import parts, schema
-from wiring.config import REQUIRED, SECTIONS, TOP_LEVEL
-from wiring.nodes import EXTRA_KEYS
+from wiring.keys import config, keys, sections
+from wiring.tree import EXTRA_KEYS
 
 INTRODUCTION = """\
 # The parts and options of a config
@@ -35,34 +35,23 @@ returns the params of a layer, `<layer>(params, x)` applies it. Import them as i
 `from model.layers.linear import linear, linear_init`;
 [a layer of your own](add_your_own.md#a-layer) is added in the same way.
 """
+HEADS = ("option", "type", "default", "meaning")
 LOAD = "LOAD_GLOBAL"  # the instruction that reads a global
 INSIDE = ("forms", "conv_forms", "op")  # files of model/layers/ that hold no layers
 ROOT = Path(__file__).resolve().parents[1]
 
-# What the top-level keys that are neither a kind nor a section hold.
-PLAIN_KEYS = {
-    "$schema": "the schema by which an editor checks the file",
-    "title": "the name of the folder, in `checkpoint.dir`, that holds the runs of this config",
-    "run_name": "the name of the run's folder, also its name and id at trackers; "
-    "`null`: date and time",
-    "seed": "the seed of everything random",
-    "resume": '`null`, or `"auto"`: continue the latest unfinished run of this title',
-    "sharding": "a preset or rules that say how weights are divided over devices: "
-    "[docs/several_devices.md](several_devices.md)",
-}
-
 
 def text():
     """The content of docs/parts.md."""
-    sections = [section(name, location) for name, location in SECTIONS.items()]
-    kinds = [part_list(kind) for kind in parts.KINDS]
-    return "\n".join([INTRODUCTION, top_level(), *sections, *kinds])
+    whole = "## The keys of a config\n\n" + fields_of(keys(), config)
+    options = [section(key, each) for key, each in sections().items()]
+    return "\n".join([INTRODUCTION, whole, *options, *map(part_list, KINDS)])
 
 
 def layers_text():
     """The content of docs/layers.md."""
     sections = [LAYERS]
-    for name in parts.modules(("model.layers",)):
+    for name in modules(("model.layers",)):
         if name.rpartition(".")[2] not in INSIDE:
             module = importlib.import_module(name)
             rows = [(code(call_of(f)), parts.summary(f)) for f in layers_of(module)]
@@ -110,51 +99,39 @@ def call_of(function):
     return f"{function.__name__}({', '.join(shown)})"
 
 
-def top_level():
-    """The table of the keys of a config."""
-    rows = []
-    for key, default in TOP_LEVEL.items():
-        holds = PLAIN_KEYS.get(key)
-        if key in SECTIONS:
-            holds = f"a section: [its options](#{anchor(section_title(key))})"
-        elif holds is None:
-            what = "a list of parts" if key in schema.LISTS else "a part"
-            what += ", or a list of them" if key == "optimizer" else ""
-            holds = f"{what}: [names and arguments](#{anchor(kind_title(key))})"
-        shown = "required" if default is REQUIRED else code(show(default))
-        rows.append((code(key), shown, holds))
-    return "## The keys of a config\n\n" + table(("key", "default", "holds"), rows)
-
-
-def section(name, location):
+def section(key, options):
     """The options of a section that names no part."""
-    options = parts.section_options(location)
-    lines = [f"## {section_title(name)}", "", parts.summary(options), "", fields_of(options)]
+    title, accepted = f"## Section: {key}", parts.arguments(options)
+    lines = [title, "", parts.summary(options), "", fields_of(accepted, options)]
     for kind in nested_options(options):
-        lines += [f"`{kind.__name__}` is an object with these keys.", "", fields_of(kind)]
+        about = f"`{kind.__name__}` is an object with these keys."
+        lines += [about, "", keys_of(kind)]
     return "\n".join(lines)
 
 
-def fields_of(options):
-    """The table of the fields of a dataclass or a TypedDict."""
+def fields_of(accepted, options):
+    """The table of arguments, with their comments in the source of `options`."""
     comments = schema.comments(options)
-    if typing.is_typeddict(options):
-        hints = typing.get_type_hints(options, include_extras=True)
-        needed = options.__required_keys__
-        rows = [
-            (
-                code(key),
-                parts.form_of(hint).shown,
-                "required" if key in needed else "",
-                comments.get(key, ""),
-            )
-            for key, hint in hints.items()
-        ]
-    else:
-        rows = [
-            (*argument(p), comments.get(name, "")) for name, p in parts.arguments(options).items()
-        ]
-    return table(("option", "type", "default", "meaning"), rows)
+    rows = [
+        (code(name), *argument(p)[1:], comments.get(name.lstrip("$"), ""))
+        for name, p in accepted.items()
+    ]
+    return table(HEADS, rows)
+
+
+def keys_of(options):
+    """The table of the keys of a TypedDict."""
+    comments, needed = schema.comments(options), options.__required_keys__
+    rows = [
+        (
+            code(key),
+            parts.form_of(hint).shown,
+            "required" if key in needed else "",
+            comments.get(key, ""),
+        )
+        for key, hint in typing.get_type_hints(options, include_extras=True).items()
+    ]
+    return table(HEADS, rows)
 
 
 def nested_options(options):
@@ -165,11 +142,11 @@ def nested_options(options):
 
 def part_list(kind):
     """All parts of a kind."""
-    functions, _ = parts.find(kind)
+    functions, _ = find(kind)
     lines = [
-        f"## {kind_title(kind)}",
+        f"## Parts: {kind}",
         "",
-        f"In {' and '.join(map(home, parts.KINDS[kind].homes))}.",
+        f"In {' and '.join(map(home, KINDS[kind].homes))}.",
     ]
     if kind in EXTRA_KEYS:
         about = "Besides `name` and `args`, the object of a part may have"
@@ -214,19 +191,6 @@ def home(module):
     path = module.replace(".", "/")
     path = f"{path}/" if (ROOT / path).is_dir() else f"{path}.py"
     return f"[{path}](../{path})"
-
-
-def section_title(name):
-    return f"Section: {name}"
-
-
-def kind_title(kind):
-    return f"Parts: {kind}"
-
-
-def anchor(title):
-    """The anchor of a heading, as GitHub makes it."""
-    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
 def code(shown):

@@ -8,52 +8,42 @@ import inspect
 import json
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import get_type_hints
 
+from training.kinds import KINDS, find, marker
 from utils import run_command
 from wiring import parts
-from wiring.config import LARGEST_SEED, REQUIRED, SECTIONS, TOP_LEVEL
-from wiring.nodes import EXTRA_KEYS
 from wiring.own_modules import own_parts
+from wiring.tree import EXTRA_KEYS
 
-SINGLE = ("model", "data", "loss", "objective", "update", "schedule")
-LISTS = ("preprocess", "augment", "metrics", "callbacks")
+REFERENCE = len('{"$ref": "#/$defs/shared_00"}')
 DOTTED = {"type": "string", "pattern": r"^\w+(\.\w+)+$", "description": "a dotted name is imported"}
 
 
 def make_schema(folders=()):
     """The schema of a whole config; the folders may hold the user's own parts."""
-    properties = {
-        "$schema": {"type": "string"},
-        "title": {"type": "string"},
-        "run_name": {"type": ["string", "null"], "default": None},
-        "seed": {"type": "integer", "minimum": 0, "maximum": LARGEST_SEED},
-        "resume": {"enum": [None, "auto"], "default": None},
-        "sharding": sharding(),
-    }
-    properties |= {name: section(options) for name, options in SECTIONS.items()}
-    properties |= {kind: reference(kind) for kind in SINGLE}
-    properties |= {kind: {"type": "array", "items": reference(kind)} for kind in LISTS}
+    from wiring.keys import config, keys, sections
+
+    accepted = keys()
+    whole = call(accepted)
+    described(whole["properties"], config)
     rule = {"type": "object", "properties": extra_keys("metrics"), "minProperties": 1}
     rule |= {"additionalProperties": False, "description": "how the objective's metric is measured"}
-    metric = {"anyOf": [reference("metrics"), rule]}
-    labelled = {"type": "object", "additionalProperties": metric}
-    properties["metrics"] = {"anyOf": [properties["metrics"], labelled]}
-    properties["loss"] = {"anyOf": [reference("loss"), {"type": "null"}]}
-    properties["schedule"] = {"anyOf": [reference("schedule"), {"type": "null"}]}
-    properties["optimizer"] = parts.part_schema("optimizer")
-    required = [key for key, default in TOP_LEVEL.items() if default is REQUIRED]
+    labelled = whole["properties"]["metrics"]["anyOf"][1]
+    labelled["additionalProperties"] = {"anyOf": [labelled["additionalProperties"], rule]}
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "Rawtree config",
         "type": "object",
-        "properties": {"extends": extends(), **{key: {} for key in TOP_LEVEL}},
+        "properties": {"extends": extends(), **{key: {} for key in accepted}},
         "additionalProperties": False,
         "if": {"required": ["extends"]},
-        "then": {"properties": {key: changed(key) for key in TOP_LEVEL}},
-        "else": {"properties": {key: properties[key] for key in TOP_LEVEL}, "required": required},
-        "$defs": {kind: part(kind, folders) for kind in parts.KINDS},
+        "then": {"properties": {key: changed(key) for key in accepted}},
+        "else": {"properties": whole["properties"], "required": whole["required"]},
+        "$defs": {kind: part(kind, folders) for kind in KINDS}
+        | {key: section(options) for key, options in sections().items()},
     }
 
 
@@ -70,33 +60,22 @@ def changed(key):
     return {"anyOf": [{"$ref": f"#/else/properties/{key}"}, {"type": ["object", "null"]}]}
 
 
-def sharding():
-    """The schema of `sharding`: the name of a preset, or a list of rules."""
-    from training.devices.options import SHARDINGS
-
-    axes = {"type": "array", "items": {"type": ["string", "null"]}}
-    rule = {"type": "array", "items": [{"type": "string"}, axes], "minItems": 2, "maxItems": 2}
-    presets = {"enum": list(SHARDINGS)}
-    rules = {"type": "array", "items": {"anyOf": [rule, presets]}}
-    return {"anyOf": [presets, rules, {"type": "null"}]}
-
-
-def reference(kind):
-    """A reference to the schema of a kind."""
-    return {"$ref": f"#/$defs/{kind}"}
-
-
 def section(options):
     """The schema of a section that names no part."""
-    options = parts.section_options(options)
-    schema = call(options, parts.arguments(options))
-    for name, comment in comments(options).items():
-        schema["properties"][name]["description"] = comment
+    schema = {"type": "object", "description": parts.summary(options)}
+    schema |= call(parts.arguments(options))
+    described(schema["properties"], options)
     return schema
 
 
+def described(properties, function):
+    """Add the comment of each argument to its schema."""
+    for name, comment in comments(function).items():
+        properties[name if name in properties else f"${name}"]["description"] = comment
+
+
 def comments(options):
-    """{field: the comment above or beside it} of a dataclass or a TypedDict."""
+    """{name: the comment above or beside it} of a function, a dataclass or a TypedDict."""
     field = r"^((?:    # .*\n)*)    (\w+): .*?(?:  # (.*))?$"
     found = re.findall(field, inspect.getsource(options), re.MULTILINE)
     texts = {name: " ".join(re.findall("# (.*)", above)) or beside for above, name, beside in found}
@@ -105,27 +84,33 @@ def comments(options):
 
 def part(kind, folders=()):
     """The schema of a node: a name, or {"name": ..., "args": ...} with that name's arguments."""
-    own, _ = own_parts(parts.marker(kind).__name__, folders)
+    own, _ = own_parts(marker(kind).__name__, folders)
     own = {name: parts.imported(dotted, folders) for name, dotted in own.items()}
-    functions = parts.find(kind)[0] | own
+    functions = find(kind)[0] | own
     calls = {
-        name: call(function, parts.config_arguments(kind, function))
+        name: call(parts.config_arguments(kind, function)) | {"description": sentence(function)}
         for name, function in functions.items()
     }
-    name = {"anyOf": [{"enum": list(functions)}, DOTTED]}
     # A name alone is enough for a part without required arguments.
-    alone = {"anyOf": [{"enum": [n for n in functions if not calls[n]["required"]]}, DOTTED]}
+    others = [name for name, args in calls.items() if "required" in args]
+    alone = {"anyOf": [{"enum": [name for name in calls if name not in others]}, DOTTED]}
     cases = [
         {
-            "if": {"properties": {"name": {"const": part_name}}},
+            "if": {"properties": {"name": {"const": name}}},
             "then": {"properties": {"args": args}}
-            | ({"required": ["args"]} if args["required"] else {}),
+            | ({"required": ["args"]} if "required" in args else {}),
         }
-        for part_name, args in calls.items()
+        for name, args in calls.items()
     ]
+    name = {"anyOf": [{"$ref": f"#/$defs/{kind}/anyOf/0"}, {"enum": others}]}
     keys = {"name": name, "args": {"type": "object"}, **extra_keys(kind)}
     with_args = {"type": "object", "properties": keys, "required": ["name"], "allOf": cases}
     return {"anyOf": [alone, with_args | {"additionalProperties": False}]}
+
+
+def sentence(function):
+    """The first sentence of a docstring."""
+    return re.split(r"(?<=\.)\s", parts.summary(function))[0]
 
 
 def extra_keys(kind):
@@ -136,16 +121,14 @@ def extra_keys(kind):
     return {key: parts.form_of(hints[key]).schema for key in EXTRA_KEYS.get(kind, ())}
 
 
-def call(function, accepted):
+def call(accepted):
     """The schema of the arguments of a function that a config can give, {name: Parameter}."""
     required = [k for k, p in accepted.items() if p.default is p.empty and k not in parts.FACTS]
-    return {
-        "type": "object",
-        "description": parts.summary(function),
+    schema = {
         "properties": {name: argument(p) for name, p in accepted.items()},
-        "required": required,
         "additionalProperties": False,
     }
+    return schema | {"required": required} if required else schema
 
 
 def argument(parameter):
@@ -155,9 +138,45 @@ def argument(parameter):
     return schema | {"default": parameter.default} if plain else schema
 
 
+def shared(schema):
+    """The schema, in which what repeats is in $defs."""
+    counts = Counter(json.dumps(each) for each in inner_schemas(schema))
+    names = {}
+    for text, count in counts.items():
+        if (count - 1) * (len(text) - REFERENCE) > 100:
+            names[text] = f"shared_{len(names)}"
+
+    def by_name(value):
+        if isinstance(value, list):
+            return [each if type(each) is str else by_name(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        name = names.get(json.dumps(value))
+        return {"$ref": f"#/$defs/{name}"} if name else in_it(value)
+
+    def in_it(value):
+        return {key: by_name(each) for key, each in value.items()}
+
+    schema = in_it(schema)
+    schema["$defs"] |= {name: in_it(json.loads(text)) for text, name in names.items()}
+    return schema
+
+
+def inner_schemas(value):
+    """All schemas in a schema that can be replaced by a reference."""
+    if isinstance(value, dict) and {type(value.get(key)) for key in ("type", "anyOf")} & {
+        str,
+        list,
+    }:
+        yield value
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from inner_schemas(each)
+
+
 def text(folders=()):
     """The content of config.schema.json."""
-    return json.dumps(make_schema(folders), indent=1) + "\n"
+    return json.dumps(shared(make_schema(folders)), indent=1) + "\n"
 
 
 def write(folder):

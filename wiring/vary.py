@@ -1,42 +1,68 @@
 """training.vary: numbers of a config in which the replicas of a run differ.
 
-Each number is an input of the compiled programs, which are traced with parts that `rebuild` makes
-from these inputs.
+Each number is an input of the compiled programs, which are traced with parts that are built from a
+tree with these inputs in place of the numbers (`rebuilt` in wiring/build.py).
 """
 
 import json
-from types import SimpleNamespace
 
 from file_io import DEEPEST
+from ranges import Misfit, show
 from utils import UserError
-from wiring.config import LARGEST_SEED, override, show
+from wiring.config import LARGEST_SEED, override
+from wiring.parts import form_of
+from wiring.tree import Bad, calls_in
 
-REBUILT = ("model", "loss", "objective", "update", "optimizer")
-COMPILED = (*REBUILT, "schedule", "augment", "metrics")  # the parts of which programs consist
+# The parts of which compiled programs consist.
+COMPILED = ("model", "loss", "objective", "update", "optimizer", "schedule", "augment", "metrics")
 ONLY = f"only numbers of {', '.join(COMPILED)} and the seed can differ between replicas"
 
 
-def numbers(nodes, training):
+def numbers(tree, config, problems):
     """{path: the number of each replica} of training.vary, without the seed."""
-    vary = (training and training.vary) or {}
+    section = config.get("training")
+    vary = section.get("vary") if isinstance(section, dict) else None
+    if not isinstance(vary, dict) or not all(is_list(values) for values in vary.values()):
+        return {}  # the section says what is wrong
+    accepted = {
+        f"{part.args_path}.{key}": parameter
+        for part in calls_in(tree)
+        for key, parameter in part.accepted.items()
+    }
+    found = {}
     for path, values in vary.items():
-        if len(values) != training.replicas:
-            count = f"{len(values)} values for {training.replicas} replicas"
-            nodes.problem(f"training.vary.{path}", f"has {count}; give one for each")
-    return {path: values for path, values in vary.items() if path != "seed"}
+        where = f"training.vary.{path}"
+        if (count := section.get("replicas", 1)) != len(values):
+            message = f"has {len(values)} values for {count} replicas; give one for each"
+            problems.append(Bad(where, message))
+        elif path == "seed":
+            if not all(type(seed) is int and 0 <= seed <= LARGEST_SEED for seed in values):
+                why = f"must be integers from 0 to {LARGEST_SEED}, found {show(values)}"
+                problems.append(Bad(where, why))
+        elif path.split(".")[0] not in COMPILED:
+            problems.append(Bad(where, ONLY))
+        elif path not in accepted:
+            message = "no part of this config takes such a number"
+            problems.append(Bad(where, message, may_follow=True))
+        else:
+            try:
+                found[path] = converted(values, accepted[path], where)
+            except Misfit as misfit:
+                problems.append(Bad(misfit.path, misfit.message))
+    return found
 
 
-def check(nodes, training):
-    """Record a problem for each number that does not exist, or is not of a compiled part."""
-    for path in [path for path in nodes.vary if path.split(".")[0] not in COMPILED]:
-        nodes.problem(f"training.vary.{path}", ONLY)
-    if not nodes.problems:
-        for path in nodes.vary.keys() - nodes.varied.keys():
-            nodes.problem(f"training.vary.{path}", "no part of this config takes such a number")
-    seeds = ((training and training.vary) or {}).get("seed", ())
-    if not all(type(seed) is int and 0 <= seed <= LARGEST_SEED for seed in seeds):
-        why = f"must be integers from 0 to {LARGEST_SEED}, found {show(list(seeds))}"
-        nodes.problem("training.vary.seed", why)
+def converted(values, parameter, where):
+    """The numbers for an argument, as the code gets them."""
+    form = form_of(parameter.annotation)
+    read = [form.read(value, f"{where}.{i}") for i, value in enumerate(values)]
+    if not all(type(value) in (int, float) for value in read):
+        raise Misfit(where, f"must be a list of numbers, found {show(values)}")
+    return list(map(float, read)) if float in map(type, read) else read  # one type for a program
+
+
+def is_list(values):
+    return isinstance(values, list | tuple) and len(values) > 0
 
 
 def of_replica(config, replica):
@@ -59,18 +85,3 @@ def of_replica(config, replica):
 
 def are_numbers(values):
     return isinstance(values, list) and all(type(value) in (int, float) for value in values)
-
-
-def rebuild(builder, parts, inputs):
-    """`parts` with `inputs`, {path: number}, in place of the numbers of training.vary: the numbers
-    of one replica, or the inputs of a program that is being compiled."""
-    old = builder.nodes
-    known = {"facts": old.facts, "inputs": inputs}
-    new = type(builder)(builder.config, builder.source, old.trusted, old.folders, **known)
-    new.nodes.vary = old.vary
-    made = {"augment": new.parts_of_list("augment"), "metrics": new.metrics()}
-    made["schedule"] = new.nodes.schedule = new.part("schedule")
-    made |= {kind: new.part(kind) for kind in REBUILT}
-    new.raise_problems()
-    made["rates"], made["optimizer_rates"] = new.rates(made["schedule"])
-    return SimpleNamespace(**vars(parts) | made)

@@ -47,7 +47,7 @@ def test_fit_trains_one_epoch_per_request():
     trainer = ours.trainer(WORKLOADS["mlp"], {"train": (x, y), "test": (x, y)}, "")
     losses = [trainer.epoch(i) for i in range(3)]
     assert losses[0] > losses[1] > losses[2]
-    assert trainer.turns.done.empty() and trainer.turns.view.epoch == 3
+    assert trainer.turns.done.empty() and trainer.turns.run.epoch == 3
     assert 0 <= trainer.accuracy() <= 1
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import data_loader
-from data_loader.base import Arrays, Data, check_labels
-from ranges import check_minimums
+from data_loader.base import Arrays, Data
 from utils import UserError
 
 MODULES = [f"data_loader.{module.name}" for module in pkgutil.iter_modules(data_loader.__path__)]
@@ -49,16 +48,3 @@ def test_arrays_of_different_lengths_are_refused():
     with pytest.raises(UserError, match=r"here: every array .* lengths \{'x': 3, 'y': 2\}"):
         Arrays(np.zeros(3), np.zeros(2), "here")
     assert len(Arrays({"a": np.zeros(3), "b": np.zeros((3, 2))}, np.zeros(3))) == 3
-
-
-def test_check_minimums_names_every_argument_out_of_range():
-    check_minimums(a=(1, 1), b=(None, 5))
-    with pytest.raises(ValueError) as error:
-        check_minimums(a=(-1, 0), b=(2, 1), c=(0, 1))
-    assert str(error.value) == "a: must be at least 0, got -1\nc: must be at least 1, got 0"
-
-
-def test_check_labels_names_the_first_label_out_of_range():
-    check_labels("here", [0, 9], 10)
-    with pytest.raises(UserError, match=r"here: label -2 of example 1 .* 10 classes 0\.\.9"):
-        check_labels("here", [[3, 3], [0, -2]], 10)

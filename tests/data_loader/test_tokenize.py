@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from data_loader import tokenize
-from data_loader.base import loaded
+from data_loader.base import Tokenizer, loaded
 from data_loader.documents import parts_of
 from data_loader.stories import written
 from data_loader.text import text
@@ -88,18 +88,15 @@ def test_a_file_may_end_with_a_separator_and_a_line_break(folder, ending):
 
 
 def part_of(node):
-    from wiring.nodes import Nodes
+    from wiring.tree import Scope, built, read
 
-    return Nodes().part("tokenizer", node, "tokenizer")
+    return built(read(Tokenizer, node, "tokenizer", Scope()), {}, [])
 
 
 def test_the_file_of_a_tokenizer_in_place_of_its_name_is_an_error_with_the_form():
-    from wiring.nodes import Nodes, Unbuilt
+    from wiring.tree import Scope, read
 
-    nodes = Nodes()
-    with pytest.raises(Unbuilt):
-        nodes.part("tokenizer", "out/tokenizer.json", "data.args.tokenizer")
-    [problem] = nodes.problems
+    problem = str(read(Tokenizer, "out/tokenizer.json", "data.args.tokenizer", Scope()))
     assert problem.startswith("data.args.tokenizer: 'out/tokenizer.json' is a file")
     assert problem.endswith('{"name": "bpe", "args": {"file": "out/tokenizer.json"}}')
 

@@ -30,13 +30,13 @@ def config_of(base):
 
 def known_keys():
     """[(path, [values])]: every key that the schema of a config knows, and values for it."""
-    schema, keys = json.loads((ROOT / "config.schema.json").read_text()), []
+    schema, keys = whole(json.loads((ROOT / "config.schema.json").read_text())), []
     schema |= schema["else"]  # of a config that extends no other
     for name, section in schema["properties"].items():
         for key, value in section.get("properties", {}).items():
             keys.append(((name, key), samples(value)))
     for name, kind in schema["$defs"].items():
-        if name not in schema["properties"] or "$ref" not in json.dumps(schema["properties"][name]):
+        if name not in schema["properties"] or "anyOf" not in kind:
             continue
         parts = [rule for choice in kind["anyOf"] for rule in choice.get("allOf", ())]
         names = [rule["if"]["properties"]["name"]["const"] for rule in parts]
@@ -47,6 +47,24 @@ def known_keys():
                 listed = kind_is_list(schema, name)
                 keys.append(((name,), [[node] for node in nodes] if listed else nodes))
     return keys
+
+
+def whole(schema):
+    """A schema with what it refers to in place of the references, but for those to parts."""
+
+    def put_in(value):
+        if isinstance(value, list):
+            return [put_in(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        if "$ref" not in value:
+            return {key: put_in(each) for key, each in value.items()}
+        found = schema
+        for step in value["$ref"].removeprefix("#/").split("/"):
+            found = found[int(step) if isinstance(found, list) else step]
+        return value if "allOf" in json.dumps(found) else put_in(found)
+
+    return put_in(schema)
 
 
 def kind_is_list(schema, name):

@@ -27,7 +27,7 @@ from model.layers.norm import layer_norm, rms_norm
 from model.mlp import mlp
 from tests.inference.made import learned
 from tests.inference.models import example, images, with_weights
-from wiring.parts import find
+from training.kinds import find
 
 WRITE = {"onnx": write_onnx, "tflite": write_tflite}
 KERNEL = {"in_dim": 4, "out_dim": 6, "kernel": 3}

@@ -29,9 +29,10 @@ from tests.processes import run as run_train
 from tests.test_resume import SMALL
 from tests.training.browser import PROGRAM, browser
 from tests.training.report.saved_run import EVIL, rows, save
-from training.checkpoint.retention import protected
+from training.checkpoint.keeper import protected
 from training.checkpoint.storage import load
 from training.options import CheckpointOptions
+from training.run import TIMES
 from utils import UserError
 
 CONFIG = SMALL | {"checkpoint": {"monitor": "test_loss"}, "training": {"epochs": 4}}
@@ -425,6 +426,9 @@ def test_a_program_that_is_killed_continues_and_its_trials_are_normal_runs(whole
         own, expected = ({k: r[k] for k in r if k not in CHANGING} for _, r in ends)
         assert own.pop("config") | AS_ALONE == expected.pop("config") | AS_ALONE
         assert own.pop("metrics") == pytest.approx(expected.pop("metrics"), rel=1e-4)
+        measured = [each.pop("evaluated") for each in (own, expected)]
+        measured = [{k: v for k, v in each.items() if k not in TIMES} for each in measured]
+        assert measured[0] == pytest.approx(measured[1], rel=1e-4)
         ((name, value),), ((expected_name, expected_value),) = own.pop("best"), expected.pop("best")
         assert name == expected_name and value == pytest.approx(expected_value, rel=1e-4)
         assert own == expected

@@ -173,7 +173,7 @@ def test_while_debugging_every_call_runs_the_function_itself_on_concrete_arrays(
     data = np.arange(8.0, dtype=np.float32).reshape(4, 2)[:, :1] * np.ones(3, np.float32)
     order, valid = np.array([[0, 1], [2, 3]]), np.array([2, 2])
     with jax.disable_jit():
-        assert loops_are_slow(None, None, None, None)
+        assert loops_are_slow(None)
         assert quick(lambda: seen.clear() or 3, WHOLE)() == 3
         run, carry = Program(over_orders(step, sharded(MESH), None, 2), WHOLE), start()
         run.prepare(2.0, carry, (data, data), order, valid, np.int32(0), np.int32(1))

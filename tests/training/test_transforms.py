@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from training.base import Optimizer
+from training.kinds import find
 from training.optimizers import adam, adamw, lion, muon, sgd
 from training.transforms import (
     chain,
@@ -21,10 +22,9 @@ from training.transforms import (
     scheduled,
 )
 from utils import UserError, named_leaves
-from wiring import parts
 
 
-@pytest.mark.parametrize("name", parts.find("optimizer")[0])
+@pytest.mark.parametrize("name", find("optimizer")[0])
 def test_every_optimizer_says_its_kind(name):
     """A step goes downhill; what only changes gradients, or nothing, does not."""
     args = {
@@ -38,7 +38,7 @@ def test_every_optimizer_says_its_kind(name):
         "layer_decay": {"optimizer": adam(), "decay": 0.75},
         "scheduled": {"optimizer": adam(), "schedule": lambda step: 0.5},
     }
-    optimizer = parts.find("optimizer")[0][name](**args.get(name, {}))
+    optimizer = find("optimizer")[0][name](**args.get(name, {}))
     params, grads = tree(0), tree(1)
     updates, _ = optimizer.update(grads, optimizer.init(params), params)
     slope = sum(

@@ -13,14 +13,20 @@ from model.base import Model
 from model.mlp import mlp
 from model.resnet import resnet
 from training.base import Objective, StepResult, TrainState
-from training.gradient import gradient
 from training.loss import cross_entropy
 from training.metrics import accuracy
 from training.objective import supervised, with_precision
 from training.optimizers import adam, sgd
 from training.rows import GOOD, Sums
 from training.run import Reader
-from training.update import accepting, bad_leaf_name, first_not_finite, gradient_update, made_floats
+from training.update import (
+    accepting,
+    bad_leaf_name,
+    first_not_finite,
+    gradient,
+    gradient_update,
+    made_floats,
+)
 
 pytestmark = pytest.mark.gpu
 

@@ -18,16 +18,13 @@ import pytest
 from data_loader.base import class_names
 from tests.processes import call, run
 from training.base import Optimizer
-from training.devices.sharding import Plan
+from training.kinds import KINDS, find
 from training.optimizers import adamw
-from training.recipe import compose
 from training.schedules import cosine
-from training.transforms import chain
 from training.update import gradient_update
 from utils import UserError, named_leaves
 from wiring.build import build
 from wiring.config import override, read
-from wiring.parts import KINDS, find
 
 RULES = [["a", "lion"], ["b", "adam"]]
 ROOT = Path(__file__).resolve().parents[2]
@@ -274,28 +271,6 @@ def test_a_logged_learning_rate_is_what_multiplies_the_update(valid):
         updates, state = parts.optimizer.update(params, state, params)
         rates = [jnp.asarray(rate(step)) for rate in parts.rates.values()]
         assert_close(rates, [-update for update in updates.values()])
-
-
-def with_its_own(objective, optimizer, *, own: Optimizer):
-    """An update that ignores the optimizer of the config."""
-    return gradient_update(objective, own)
-
-
-@pytest.mark.parametrize(
-    ("update", "names"),
-    [
-        (with_its_own, ["learning_rate_own"]),
-        (lambda objective, optimizer: gradient_update(objective, adamw(0.5)), []),
-        (lambda objective, own: gradient_update(objective, chain(own)), ["learning_rate_own"]),
-    ],
-)
-def test_the_rate_of_an_optimizer_that_the_update_does_not_use_is_not_logged(
-    valid, monkeypatch, update, names
-):
-    monkeypatch.setattr(optax, "for_test", update, raising=False)
-    args = {"own": "lion"} if update is with_its_own else {}
-    parts = build(valid | {"update": {"name": "optax.for_test", "args": args}}, "c")
-    assert list(compose(parts, Plan.on_paper(parts.mesh, None)).rates) == names
 
 
 def test_labels_name_the_same_metric_with_different_arguments(valid):

@@ -7,8 +7,9 @@ import pytest
 
 from utils import UserError
 from wiring import parts
-from wiring.config import SECTIONS, override, read, read_layers, text_of_problems
+from wiring.config import override, read, read_layers, text_of_problems
 from wiring.extends import NULL_IS_A_VALUE, leaves, source_of
+from wiring.keys import sections
 
 
 @pytest.mark.parametrize(
@@ -143,8 +144,8 @@ def test_a_config_extends_another(tmp_path, child, expected):
 def test_null_stays_where_it_is_a_value_and_not_the_default():
     kinds = {
         (section, name)
-        for section, options in SECTIONS.items()
-        for name, p in parts.arguments(parts.section_options(options)).items()
+        for section, options in sections().items()
+        for name, p in parts.arguments(options).items()
         if type(None) in typing.get_args(p.annotation) and p.default is not None
     }
     assert kinds == set(NULL_IS_A_VALUE)

@@ -15,12 +15,12 @@ import pytest
 
 from model.mlp import mlp
 from ranges import Misfit, form
+from training.kinds import KINDS, requirement
 from training.objective import inputs
 from training.runs.start import checked_recipe
 from utils import BAD_INPUT, UserError, first_line, run_command, where_and_why
 from wiring.build import build
 from wiring.config import override
-from wiring.kinds import KINDS, requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,8 +38,8 @@ def changed(config, *overrides):
         (
             "model.name=convnxt",
             "c: model.name: no model 'convnxt'; did you mean 'convnext'? "
-            "(airbench, convnext, gan, gpt, lora, mixer, mlp, mobilenet, projected, resnet, rnn, "
-            "tabular, unet, vit)",
+            "(airbench, convnext, equinox, gan, gpt, haiku, linen, lora, mixer, mlp, mobilenet, "
+            "nnx, projected, resnet, rnn, tabular, unet, vit)",
         ),
         ("data.name=mnits", "c: data.name: no data 'mnits'; did you mean 'mnist'?"),
         ("loss=cros_entropy", "c: loss: no loss 'cros_entropy'; did you mean 'cross_entropy'?"),
@@ -120,9 +120,9 @@ def changed(config, *overrides):
         ("training.ema=1.5", "c: training.ema: must be above 0 and below 1, got 1.5"),
         ("checkpoint.keep=0", "c: checkpoint.keep: must be at least 1, got 0"),
         ("logging.every_steps=-1", "c: logging.every_steps: must be at least 0, got -1"),
-        ("seed=-1", "c: seed: must be an integer from 0 to 4294967295, found -1"),
+        ("seed=-1", "c: seed: must be an integer from 0 to 4294967295, got -1"),
         ("title=a/b", "c: title: must be usable as a folder name, found"),
-        ("metrics=accuracy", 'c: metrics: must be a list, found "accuracy"'),
+        ("metrics=accuracy", 'c: metrics: must be a list or an object, found "accuracy"'),
         (
             'metrics=["accuracy", "accuracy"]',
             "c: metrics.1: 'accuracy' is in the list twice; give labels",

@@ -38,7 +38,7 @@ def distillation(
     the probabilities of the teacher and of the model, both at this temperature. `weights` names the
     weights of the teacher, like `training.pretrained`. An evaluation is as usual."""
     plain = supervised(model, loss, metrics, preprocess, augment)
-    params, state = weights_of(teacher, weights)
+    params, state = teacher_weights(teacher, weights)
     ignored = getattr(loss, "keywords", {}).get("ignore_label")
     divergence = jax.vmap(partial(soft_loss, temperature=temperature, ignore_label=ignored))
 
@@ -62,7 +62,7 @@ def distillation(
     return Objective(objective, plain.finish, fingerprints=(("teacher", digest),))
 
 
-def weights_of(teacher, option):
+def teacher_weights(teacher, option):
     """(params, state) of the teacher on the host."""
     shapes = jax.eval_shape(teacher.init, jax.random.key(0))
     try:

@@ -1,19 +1,26 @@
-"""The observer that writes checkpoints, in the background, and decides which of them are kept."""
+"""The observer that writes checkpoints, in the background, and decides which of them are kept: the
+last ones, the best ones, and those that an evaluator in another process (`--watch`) protects."""
 
+import json
 import logging
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from threading import Thread
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from file_io import to_disk
+from file_io import atomic_write, parse_json, read_file, to_disk
 from training.base import key_data, without_frozen
 from training.checkpoint import storage
-from training.checkpoint.background import Background
 from training.checkpoint.record import FORMAT
-from training.checkpoint.retention import Kept, kept_so_far, protected
-from training.devices.processes import is_first, several, together
+from training.checkpoint.trees import weights_of
+from training.processes import from_first, is_first, several, together
 from training.run import NOT_VALUES
 from utils import RunError
 
@@ -21,6 +28,70 @@ logger = logging.getLogger("main")
 
 # A checkpoint records the lengths of these files, and a resumed run cuts them back to these.
 LOGS = ("metrics.jsonl", "train.log")
+EVALUATOR = "evaluator.json"  # in the folder of a run, written by its evaluator
+
+
+class Kept(NamedTuple):
+    """The checkpoints to keep: names of the last ones (oldest first), [name, value] of the best."""
+
+    regular: tuple = ()
+    best: tuple = ()  # best first
+
+    def names(self):
+        return {*self.regular, *(name for name, _ in self.best)}
+
+    def add(self, name, value, options, regular=True):
+        """What to keep with one more checkpoint, whose monitored metric is `value` (or None)."""
+        last = [*(n for n in self.regular if n != name), name] if regular else list(self.regular)
+        best = tuple(entry for entry in self.best if entry[0] != name)  # it may be written again
+        if self._replace(best=best).is_among_best(value, options):
+            best = sorted([*best, [name, value]], key=lambda entry: options.sign() * entry[1])
+        last = last[-options.keep :] if options.keep else last
+        return Kept(tuple(last), tuple(best[: options.save_top_k]))
+
+    def is_among_best(self, value, options):
+        """Whether a value is among the best `save_top_k`; False if it is None or not finite."""
+        if value is None or not np.isfinite(value):
+            return False
+        sign = options.sign()
+        return len(self.best) < options.save_top_k or sign * value < sign * self.best[-1][1]
+
+
+def kept_so_far(records, regular, options):
+    """The checkpoints that a resumed run keeps, of {name: record} with the oldest first. The best
+    are ranked again, since the config may have changed."""
+    kept = Kept()
+    for name, record in records.items():
+        value = (record["evaluated"] or {}).get(options.monitor)
+        kept = kept.add(name, value, options, regular=False)
+    best = {name for name, _ in kept.best}
+    regular = tuple(name for name in records if name in regular or name not in best)
+    return kept._replace(regular=regular)
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best checkpoint of a run by checkpoint.monitor."""
+
+    name: str
+    path: Path  # its file; of several replicas, that of the first one
+    epoch: int
+    step: int
+    monitor: str
+    value: float  # of `monitor`
+    metrics: dict = field(repr=False)  # all that was measured of these weights
+    # reads the (params, state) of each replica that are evaluated
+    read: Callable = field(repr=False)
+
+    @property
+    def params(self):
+        """The first replica's params, as in `run.params`; they are read from the file."""
+        return self.read()[0][0]
+
+    @property
+    def state(self):
+        """The running statistics that belong to `params`."""
+        return self.read()[0][1]
 
 
 class Keeper:
@@ -38,11 +109,11 @@ class Keeper:
         self.held = set()  # names of checkpoints that an evaluator protects from deletion
         self.latest_name = ""  # of the latest checkpoint
         self.undeleted = []  # files that could not be deleted
-        self.saved = None  # (step, position, whole) of the latest checkpoint
-        self.latest = None  # the arguments of its `write`, until the next step
-        self.background = Background()
+        self.saved = None, False  # (step, position) of the latest checkpoint; whether it is whole
+        self.latest = None  # what it was written from: (snapshot, record, name, probes)
+        self.thread = self.error = None  # of the write in progress
         self.monitor = options.monitor
-        self.suffix = storage.SUFFIXES[storage.form_for(options.format)]
+        self.suffix = storage.SUFFIXES[storage.format_for(options.format)]
         options.sign()  # to fail now rather than at the first checkpoint
 
         every = {
@@ -62,64 +133,33 @@ class Keeper:
         self.latest_name = stored["checkpoint"]
         records = storage.records(self.folder)
         names = list(records)
+        if self.latest_name not in records:  # its file was renamed
+            self.latest_name = names[-1]
         older = names[: names.index(self.latest_name) + 1]
         record = records[self.latest_name]
         self.kept = kept_so_far({n: records[n] for n in older}, record["regular"], self.options)
-        self.saved = (record["step"], record["position"], record["whole"])
+        self.saved = (record["step"], record["position"]), record["whole"]
 
     # As an observer.
 
     def on_steps(self, run):
-        self.check()
         return {"save": "last"}
 
     def on_row(self, run, row):
         """Save if these weights are among the best. If they are the last ones of a run that ended
         within an epoch, they are saved already: their checkpoint is written again, with these
         values and the memory that observers had then."""
-        value = row.get(self.options.monitor)
+        value = row.get(self.monitor)
         if "end_of_epoch" in row or "evaluation" in row:
-            self.check()
+            if not several():  # several processes raise their errors together, in `wait`
+                self.check()
             last = "end_of_epoch" in row and run.epoch == run.epochs
             if last or self.kept.is_among_best(value, self.options):
                 return {"save": "last" if last else "best"}
         elif row.get("final") and run.position and self.latest is not None and value is not None:
-            self.rank_latest(value, row)
+            self.wait()
+            self.start_writing(*self.latest, row)
         return None
-
-    def rank_latest(self, value, row):
-        """Write the latest checkpoint again, with the values of its weights."""
-        self.wait()
-        snapshot, record, name, _, probes = self.latest
-        self.before = self.kept
-        self.kept = self.kept.add(name, value, self.options)
-        record |= self.kept._asdict() | {"evaluated": values_of(row)}
-        retired = self.before.names() - self.kept.names()
-        self.background.start(partial(self.write, snapshot, record, name, retired, probes))
-
-    def on_end(self, run):
-        """Wait until everything is written."""
-        self.background.join()
-        with together():
-            self.background.check()  # no later checkpoint replaces one that failed
-        if self.kept.best:
-            names = [f"{self.file(name)} ({value:.4f})" for name, value in self.kept.best]
-            logger.info("Best by %s: %s", self.options.monitor, ", ".join(names))
-        elif self.options.monitor:
-            self.log_no_best(run)
-
-    def log_no_best(self, run):
-        """Log why no checkpoint is the best one."""
-        monitor = self.options.monitor
-        values = [row[monitor] for row in [*run.history, run.metrics] if monitor in row]
-        if not run.completed and not values:
-            logger.info("No checkpoint is the best one yet, since no epoch was completed")
-        elif not values:
-            message = "checkpoint.monitor: %s was not measured at the end of any epoch"
-            logger.warning(message, monitor)
-        elif not np.isfinite(values).any():
-            message = "checkpoint.monitor: %s was NaN or infinite at the end of every epoch"
-            logger.warning(message, monitor)
 
     def on_save(self, run, take, kind):
         """Write a Snapshot in the background, then delete what is no longer kept. A "best" one is
@@ -127,37 +167,74 @@ class Keeper:
         whatever checkpoint.save_optimizer_state says."""
         self.wait()  # the previous write still reads the memory that take() uses again
         whole = kind == "whole" or self.options.save_optimizer_state
-        if self.saved == (run.step, run.position, True) or (
-            self.saved == (run.step, run.position, False) and (run.finished or not whole)
-        ):
-            return  # it is there already
         between_epochs = run.position == 0 and run.step > 0
         name = f"epoch_{run.completed}" if between_epochs else f"step_{run.step}"
-        self.latest_name = name = f"checkpoint-{name}"
-        row = run.row if run.row.get("step") == run.step else {}
-        self.before = self.kept
-        value = row.get(self.options.monitor)
-        self.kept = self.kept.add(name, value, self.options, kind != "best")
+        name = f"checkpoint-{name}"
+        at, complete = self.saved
+        # A checkpoint from which this process resumed within an epoch may lack the values of an
+        # evaluation that a signal cut off, so it is written again.
+        resumed_here = self.latest is None and run.position and not run.signal
+        there = at == (run.step, run.position) and (complete or run.finished or not whole)
+        if there and not resumed_here:
+            return
+        self.latest_name = name
+        self.latest = None  # its memory is free for the next copy
         snapshot = take()
         probes = None
         if several() and self.probe is not None:
             # All processes compute it together, so it must not come between the steps of training.
             probes = [self.probe(*ts.evaluated(), r) for r, ts in enumerate(snapshot.states)]
-        record = snapshot.record | {"evaluated": values_of(row) if row else None}
-        self.saved = record["step"], record["position"], whole
-        record |= self.kept._asdict() | {"whole": whole, "lengths": self.lengths()}
-        record |= {"monitor": self.options.monitor}
-        retired = {*self.before.names(), name} - self.kept.names()  # or another may protect it
-        self.latest = snapshot, record, name, retired, probes
-        self.background.start(partial(self.write, *self.latest))
+        self.saved = (run.step, run.position), whole
+        logs = [self.folder / log for log in LOGS]
+        lengths = {path.name: path.stat().st_size for path in logs if path.exists()}
+        record = snapshot.record | {"whole": whole, "lengths": lengths, "monitor": self.monitor}
+        row = run.row if run.row.get("step") == run.step else {}
+        self.start_writing(snapshot, record, name, probes, row, regular=kind != "best")
+
+    def on_end(self, run):
+        """Wait until everything is written, and log which checkpoint is the best, or why none."""
+        self.join()
+        with together():
+            self.raise_error()  # no later checkpoint replaces one that failed
+        if self.kept.best:
+            names = [f"{self.file(name)} ({value:.4f})" for name, value in self.kept.best]
+            logger.info("Best by %s: %s", self.monitor, ", ".join(names))
+            return
+        rows = [*run.history, run.metrics]
+        values = [row[self.monitor] for row in rows if self.monitor in row]
+        if self.monitor and not np.isfinite(values).any():
+            why = "was NaN or infinite" if values else "was not measured"
+            level = logging.WARNING if run.completed else logging.INFO
+            message = "No checkpoint is the best one: checkpoint.monitor, %s, %s"
+            logger.log(level, message, self.monitor, why)
 
     def close(self, run):
         """Let a write finish, unless a signal ends the process, or others may be lost."""
         self.latest = None  # which holds a copy of the state
         if not run.signal and not several():
-            self.background.join()
+            self.join()
 
     # Writing.
+
+    def start_writing(self, snapshot, record, name, probes, row, regular=True):
+        """Write a checkpoint in the background; `row` has the values of its weights, if they were
+        evaluated. No other write may be in progress."""
+        self.before = self.kept
+        self.kept = self.kept.add(name, row.get(self.monitor), self.options, regular)
+        evaluated = {key: value for key, value in row.items() if key not in NOT_VALUES}
+        record = record | self.kept._asdict() | {"evaluated": evaluated or None}
+        retired = {*self.before.names(), name} - self.kept.names()  # or another may protect it
+        self.latest = snapshot, record, name, probes
+
+        def attempt():
+            try:
+                self.write(snapshot, record, name, retired, probes)
+            except BaseException as error:  # the main thread must see every kind of error
+                self.error = error
+
+        # An exiting process does not wait for a daemon thread.
+        self.thread = Thread(target=attempt, name="checkpoint", daemon=True)
+        self.thread.start()
 
     def write(self, snapshot, record, name, retired, probes):
         """Write the files of a checkpoint, one for each replica; runs in the background."""
@@ -184,53 +261,83 @@ class Keeper:
         # Checkpoints that an evaluator protects are deleted when it no longer does.
         retired = (retired | self.held) - self.kept.names()
         self.held = protected(self.folder, retired)
-        deleted = retired - self.held
-        old = {path for gone in deleted for path in storage.files(self.folder, gone)}
+        present = storage.all_files(self.folder)
+        old = {path for gone in retired - self.held for path in present.get(gone, [])}
         # A checkpoint of the same name in another format is replaced.
-        old |= {*storage.files(self.folder, name), *self.undeleted}
-        self.undeleted = [path for path in old - set(paths) if not storage.delete(path)]
+        old |= {*present.get(name, []), *self.undeleted}
+        self.undeleted = [path for path in old - set(paths) if not delete(path)]
+
+    def join(self):
+        """Wait until no write is in progress."""
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
+
+    def raise_error(self):
+        """Raise the error of a write, once."""
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
 
     def check(self):
-        """Raise or log an error of the background. Several processes do this together in `wait`."""
-        if not several():
-            self.check_together()
-
-    def check_together(self):
+        """Raise or log the error of a write, in all processes."""
         try:
             with together():
-                self.background.check()
+                self.raise_error()
         except (RunError, OSError) as error:
-            self.kept, self.saved = self.before, None
+            self.kept, self.saved = self.before, (None, False)
             if self.options.on_write_error == "stop":
                 raise
             logger.error("%s; continuing without it", error)
 
     def wait(self):
-        """Wait until no write is in progress."""
-        self.background.join()
-        self.check_together()
+        """Wait until no write is in progress, and check it."""
+        self.join()
+        self.check()
 
     # Reading.
 
     def newest(self):
         """The newest valid checkpoint, or None."""
+
+        def find():
+            checkpoint, errors = storage.newest(self.folder)
+            for error in errors:
+                logger.warning("%s; skipped", error)
+            return checkpoint
+
         self.wait()
-        return storage.for_all(self.find_newest)
+        return storage.for_all(self.folder, find)
 
-    def find_newest(self):
-        checkpoint, errors = storage.newest(self.folder)
-        for error in errors:
-            logger.warning("%s; skipped", error)
-        return checkpoint
+    def best(self, trainer):
+        """The Best of the run that is there, or None."""
+        self.wait()
 
-    def best(self):
-        """(name, value, file, record) of the best checkpoint that is there, or None."""
-        for name, value in self.kept.best:
-            file = self.file(name)
-            if record := storage.record_of(file):
-                return name, value, file, record
-            logger.warning("%s: the best checkpoint cannot be read any more; skipped", file)
-        return None
+        def find():
+            for name, value in self.kept.best:
+                if record := storage.record_of(self.file(name)):
+                    metrics = record["evaluated"] or {}
+                    return {
+                        "name": name,
+                        "path": str(self.file(name)),
+                        "value": value,
+                        "epoch": record["epoch"],
+                        "step": record["step"],
+                        "metrics": {k: np.nan if v is None else v for k, v in metrics.items()},
+                    }
+                message = "%s: the best checkpoint cannot be read any more; skipped"
+                logger.warning(message, self.file(name))
+            return None
+
+        def read(name):
+            checkpoint = storage.read(self.folder, name, verified=not is_first())
+            like = trainer.replica_states()[0].evaluated()
+            return [trainer.put_weights(tree) for tree in weights_of(checkpoint, *like)]
+
+        if (found := from_first(find)) is None:
+            return None
+        own = {"path": Path(found["path"]), "monitor": self.monitor}
+        return Best(**found | own, read=partial(read, found["name"]))
 
     def last(self):
         """The file of the latest checkpoint, or None."""
@@ -239,16 +346,6 @@ class Keeper:
     def file(self, name):
         """The first file of a checkpoint, for messages."""
         return next(iter(storage.files(self.folder, name)), self.folder / name)
-
-    def lengths(self):
-        """The bytes of the logs so far."""
-        logs = [self.folder / log for log in LOGS]
-        return {path.name: path.stat().st_size for path in logs if path.exists()}
-
-
-def values_of(row):
-    """The numbers of a row."""
-    return {k: v for k, v in row.items() if k not in NOT_VALUES}
 
 
 def as_saved(ts, whole, sums):
@@ -261,3 +358,39 @@ def as_saved(ts, whole, sums):
     tree = ts._asdict()
     del tree["halted"]
     return tree if sums is None else tree | {"sums": sums}
+
+
+def delete(path):
+    """Delete a checkpoint and return whether that worked. A folder is renamed first, so that a
+    partly deleted one is never found under its name."""
+    try:
+        if path.is_dir():
+            hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+            path.rename(hidden)
+            shutil.rmtree(hidden)
+        else:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        logger.warning("%s: cannot be deleted: %s", path, error.strerror)
+        return False
+    return True
+
+
+def protect(folder, best, reading=None):
+    """Keep the training process from deleting the best checkpoints of an evaluator, [name, value],
+    and the one that it reads at the moment."""
+    content = {"best": best, "reading": reading}
+    atomic_write(Path(folder) / EVALUATOR, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def protected(folder, names):
+    """The checkpoints among `names` that an evaluator protects; all, if its file cannot be read."""
+    path = Path(folder) / EVALUATOR
+    try:
+        content = parse_json(read_file(path))
+        return set(names) & {content["reading"], *(name for name, _ in content["best"])}
+    except FileNotFoundError:
+        return set()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logger.warning("%s: cannot be read (%s): no checkpoint is deleted", path, error)
+        return set(names)

@@ -82,8 +82,7 @@ def read(path, verified=False):
         folder = find(path)
         if not verified:
             compare_digests(path, folder)
-        note = read_note(folder)
-        forms = {name: (np.dtype(d), tuple(shape)) for name, (d, shape) in note["arrays"].items()}
+        record, forms = read_note(folder)
         arrays = {name: np.empty(shape, d) for name, (d, shape) in forms.items() if 0 in shape}
         if jax.process_count() > 1:
             large = [name for name, (_, shape) in forms.items() if math.prod(shape) > LARGE]
@@ -95,7 +94,7 @@ def read(path, verified=False):
             arrays |= restored(folder, restore_args, some)
         if {name: (a.dtype, a.shape) for name, a in arrays.items()} != forms:
             raise Damaged(f"{path}: is damaged: its arrays are not those listed in {NOTE}")
-        return {name: arrays[name] for name in forms}, note["record"]
+        return {name: arrays[name] for name in forms}, record
 
 
 def restored(folder, restore_args, some=True):
@@ -132,17 +131,18 @@ class Stored:
 def read_record(path):
     """The record alone; neither arrays nor digests are read."""
     with naming(path):
-        return read_note(find(path))["record"]
+        return read_note(find(path))[0]
 
 
 def read_note(folder):
-    """The record, and the type and shape of every array."""
+    """(the record, {name: (type, shape)} of all arrays)."""
     note = parse_json(read_file(folder / NOTE))
-    if not isinstance(note, dict) or not isinstance(note.get("record"), dict):
+    record = note["record"]
+    if not isinstance(record, dict):
         raise ValueError(f"{NOTE} holds no record")
-    if not isinstance(note.get("arrays"), dict):
-        raise ValueError(f"{NOTE} lists no arrays")
-    return note
+    return record, {
+        name: (np.dtype(d), tuple(shape)) for name, (d, shape) in note["arrays"].items()
+    }
 
 
 def import_orbax():
@@ -222,26 +222,20 @@ def compare_digests(path, folder):
     """Refuse a folder in which any bit has changed since it was written."""
     if not (folder / SUMS).is_file():
         raise Damaged(f"{path}: is incomplete: it has no {SUMS}, which is written last")
-    check_size(path, folder)
+    try:
+        forms = read_note(folder)[1].values()
+        expected = sum(math.prod(shape) * dtype.itemsize for dtype, shape in forms)
+    except Exception as error:
+        raise Damaged(f"{path}: is damaged: changed, missing or added: {NOTE}") from error
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    if size > 2 * expected + OVERHEAD:  # to read them to their end could take hours
+        sizes = f"{format_bytes(size)}, and its arrays {format_bytes(expected)}"
+        raise Damaged(f"{path}: is damaged: its files have {sizes}")
     listed, actual = read_file(folder / SUMS), digests(folder)
     if listed != actual:
         differing = {*listed.split(b"\n")} ^ {*actual.split(b"\n")}
         wrong = sorted({line[66:].decode(errors="replace") for line in differing})
         raise Damaged(f"{path}: is damaged: changed, missing or added: {', '.join(wrong[:4])}")
-
-
-def check_size(path, folder):
-    """Refuse files that are far larger than the arrays which the note lists: to read them to their
-    end could take hours."""
-    try:
-        forms = read_note(folder)["arrays"].values()
-        expected = sum(math.prod(shape) * np.dtype(dtype).itemsize for dtype, shape in forms)
-    except (OSError, ValueError, TypeError) as error:
-        raise Damaged(f"{path}: is damaged: changed, missing or added: {NOTE}") from error
-    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    if size > 2 * expected + OVERHEAD:
-        sizes = f"{format_bytes(size)}, and its arrays {format_bytes(expected)}"
-        raise Damaged(f"{path}: is damaged: its files have {sizes}")
 
 
 def seal(folder, note):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from data_loader.loader import first_inputs
+from file_io import read_json
 from ranges import local_path
 from training.base import (
     FROZEN,
@@ -19,11 +20,10 @@ from training.base import (
     with_frozen,
     without_frozen,
 )
-from training.checkpoint import restore
+from training.checkpoint import storage, trees
 from training.checkpoint.grids import resized
+from training.checkpoint.probe import check_meaning, probe_of
 from training.checkpoint.rules import converted, read_rules, rule_file
-from training.checkpoint.shards import load_weights
-from training.checkpoint.storage import checkpoints
 from training.objective import preprocessed
 from utils import UserError, map_named, match_rules, named_leaves
 
@@ -35,6 +35,7 @@ LOST = (
     f"put it back, or name its new path, {OPTION}=PATH (with --resume, add --override; commands "
     "without overrides, as predict.py, take a copy of the config with the new path, -c CONFIG)"
 )
+INDEX = ".safetensors.index.json"
 FITTED = 5_000  # how many examples a model may use to fit its first weights
 
 
@@ -149,21 +150,15 @@ class Pretrained:
 
     def __init__(self, path, fresh=(), rename=(), rules=(), interpolate=(), probe=True, model=None):
         path = local_path("path", path)
-        check_regexes("fresh", fresh)
-        check_regexes("interpolate", interpolate)
         renaming = read_rules(rename, f"{OPTION}.rename")
         self.rules = [*renaming, *read_rules(rules, f"{OPTION}.rules")]
-        if path.is_dir() and (found := checkpoints(path)):
-            files = [*found.values()][-1]
-            what = f"is a run's folder; name one of its checkpoints, such as the newest, {files[0]}"
-            raise UserError(f"{path}: {what}")
         arrays, self.record = load_weights(path)  # the record is empty in another program's file
         self.path, self.fresh, self.interpolate = path, fresh, interpolate
         self.merge, self.start = (getattr(model, name, None) for name in ("merge", "start"))
         self.arrays = weights(arrays)
-        check_matches(path, renaming, self.arrays)
+        self.matching("rename", [rule.regex for rule in renaming], self.arrays)
         # With fresh leaves, such as a new head, the output differs anyway.
-        self.probe = restore.probe_of(arrays) if probe and not fresh else {}
+        self.probe = probe_of(arrays) if probe and not fresh else {}
 
     def __str__(self):
         fresh = f", except {', '.join(self.fresh)}" if self.fresh else ""
@@ -179,23 +174,29 @@ class Pretrained:
             params, state = self.of_base(params, state)
         shapes = named_leaves(params) | named_leaves({"state": without_frozen(state)})
         arrays, origin = converted(
-            self.path, self.rules, self.arrays, restore.of_single_blocks(shapes)
+            self.path, self.rules, self.arrays, trees.of_single_blocks(shapes)
         )
-        every = {name: restore.as_stored(leaf) for name, leaf in shapes.items()}
-        wanted = self.wanted(every)
+        every = {name: trees.as_stored(leaf) for name, leaf in shapes.items()}
+        kept = self.matching("fresh", self.fresh, every)
+        wanted = {name: leaf for name, leaf in every.items() if name not in kept}
         for name in self.matching("interpolate", self.interpolate, wanted):
             if name in arrays:
                 arrays[name] = resized(arrays[name], wanted[name].shape)
-        arrays = restore.restacked(arrays, every)
+        arrays = trees.restacked(arrays, every)
         fresh = {name for name in arrays if any(re.fullmatch(regex, name) for regex in self.fresh)}
         stored = {name: array for name, array in arrays.items() if name not in fresh}
 
         def called(name):
-            """A name in the model, with its name in the file if that is different."""
-            # Arrays that were stacked here have no name in the file.
-            return with_origin(name, self.arrays, *origin[name]) if name in origin else name
+            """A name in the model, with that of its array in the file and the rule that changed
+            it. Arrays that were stacked here have no name in the file."""
+            source, rule = origin.get(name, (None, None))
+            if rule is None:
+                return name
+            changed = rule.form or rule.targets[1:]
+            how = f" {self.arrays[source].shape}, by {rule.text}" if changed else ""
+            return f"{name} (in the file: {source}{how})"
 
-        lines = restore.differences(stored, wanted, castable, called=called)
+        lines = trees.differences(stored, wanted, castable, called=called)
         if any(line.startswith(("missing", "unexpected", "it has none")) for line in lines):
             lines.append(
                 "`rules` turn arrays into the model's leaves, `fresh` lists the leaves that keep "
@@ -203,7 +204,7 @@ class Pretrained:
             )
         if any(line.endswith("(transpose it)") for line in lines):
             lines.append('a rule with a form transposes: [regex, name of the leaf, "OI->IO"]')
-        restore.refuse(f"{self.path}: does not fit the model", lines)
+        trees.refuse(f"{self.path}: does not fit the model", lines)
         return stored
 
     def of_base(self, params, state):
@@ -215,15 +216,14 @@ class Pretrained:
             raise UserError(f"{OPTION}.fresh: {why}; train it (`whole` of lora)")
         return plain
 
-    def wanted(self, leaves):
-        """{name: leaf} of the leaves that the file must have."""
-        fresh = self.matching("fresh", self.fresh, leaves)
-        return {name: leaf for name, leaf in leaves.items() if name not in fresh}
-
     def matching(self, option, regexes, names):
         """The names that match the regexes of an option, each of which must match one."""
         try:
             matches = match_rules([(regex, True) for regex in regexes], names, default=False)
+        except re.error as error:
+            raise UserError(
+                f"{OPTION}.{option}: {error.pattern!r} is not a regular expression: {error}"
+            ) from error
         except UserError as error:
             raise UserError(f"{OPTION}.{option}: {error}") from error
         return [name for name, is_match in matches.items() if is_match]
@@ -236,8 +236,8 @@ class Pretrained:
             name = name.removeprefix(FROZEN)
             if name not in loaded:
                 return leaf
-            array = np.asarray(loaded[name], restore.as_stored(leaf).dtype)
-            return restore.typed(array, leaf)
+            array = np.asarray(loaded[name], trees.as_stored(leaf).dtype)
+            return trees.typed(array, leaf)
 
         params, state = map_named(merge, params), map_named(merge, {"state": state})["state"]
         return (self.start(params, state) if self.start else params), state
@@ -246,7 +246,46 @@ class Pretrained:
         """Refuse the weights if model/ now computes something else; params may be shapes."""
         if self.probe:
             current, fix = probe(*self(params, state)), "set training.pretrained.probe to false"
-            restore.check_meaning(self.path, self.probe, current, fix)
+            check_meaning(self.path, self.probe, current, fix)
+
+
+def load_weights(path):
+    """({name: array}, record) of a checkpoint, or of the weights that another program wrote, whose
+    record is empty: one safetensors file, several with an index, or a folder with either."""
+    if path.is_dir() and path.suffix != storage.SUFFIXES["orbax"]:
+        path = weights_in(path)
+    if not path.name.endswith(INDEX):
+        return storage.load(path)
+    names = read_json(path).get("weight_map")
+    files = set(names.values()) if isinstance(names, dict) else {None}
+    if not all(
+        isinstance(file, str) and Path(file).name == file and file.endswith(".safetensors")
+        for file in files
+    ):
+        raise UserError(
+            f"{path}: must have a weight_map of {{name: a safetensors file in the same folder}}"
+        )
+    found = {file: storage.load(path.with_name(file))[0] for file in files}
+    if missing := [name for name, file in names.items() if name not in found[file]]:
+        name = missing[0]
+        raise UserError(f"{path}: says that {names[name]} holds {name}, which it does not")
+    return {name: found[file][name] for name, file in names.items()}, {}
+
+
+def weights_in(folder):
+    """The file of the weights in a folder as HuggingFace's libraries write it."""
+    if present := storage.checkpoints(folder):
+        file = list(present.values())[-1][0]
+        raise UserError(
+            f"{folder}: is a run's folder; name one of its checkpoints, such as the newest, {file}"
+        )
+    for name in ("model", "diffusion_pytorch_model"):
+        for suffix in (INDEX, ".safetensors"):
+            if (file := folder / f"{name}{suffix}").exists():
+                return file
+    if pickles := sorted(folder.glob("pytorch_model*.bin")):
+        return pickles[0]  # refused, with the way to convert it
+    raise UserError(f"{folder}: is a folder without model.safetensors; name a file")
 
 
 def weights(arrays):
@@ -261,32 +300,6 @@ def weights(arrays):
         for name, array in arrays.items()
         if root[name] not in {*RUN_NAMES, other}
     }
-
-
-def with_origin(name, arrays, source, rule):
-    """The name of a leaf, with the name of its array in the file and the rule that changed it."""
-    if rule is None:
-        return name
-    changed = f" {arrays[source].shape}, by {rule.text}" if rule.form or rule.targets[1:] else ""
-    return f"{name} (in the file: {source}{changed})"
-
-
-def check_matches(path, rules, names):
-    """Refuse a rule that matches nothing."""
-    for rule in rules:
-        if not any(re.fullmatch(rule.regex, name) for name in names):
-            why = f"matches no name in {path}, which has {restore.some(names)}"
-            raise UserError(f"{OPTION}.rename: {rule.regex!r} {why}")
-
-
-def check_regexes(key, regexes):
-    """Refuse texts that are not regular expressions."""
-    for regex in regexes:
-        try:
-            re.compile(regex)
-        except re.error as error:
-            why = f"{regex!r} is not a regular expression: {error}"
-            raise UserError(f"{OPTION}.{key}: {why}") from error
 
 
 def castable(stored, wanted):

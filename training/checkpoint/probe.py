@@ -1,7 +1,9 @@
 """A model's output on a fixed input, kept in a checkpoint to detect that its code has changed."""
 
+import logging
 import threading
 from contextlib import nullcontext
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,9 @@ import numpy as np
 
 from training.base import key_data
 from training.objective import preprocessed
-from utils import named_leaves
+from utils import UserError, named_leaves
+
+logger = logging.getLogger("main")
 
 # With one example, its single output may be close to 0, where rounding errors look large.
 EXAMPLES = 4
@@ -40,7 +44,7 @@ class Probe:
     def __init__(self, model, spec, numbers=(), model_with=None):
         self.model, self.spec, self.input = model, spec, None
         self.numbers, self.model_with = numbers, model_with
-        self.lock, self.programs = threading.Lock(), {}  # {whether params are spread: program}
+        self.lock, self.program = threading.Lock(), None  # False: the model needs more than it
 
     def __call__(self, params, state, replica=0):
         """With params spread over the devices of several processes, all processes must call it."""
@@ -53,16 +57,15 @@ class Probe:
         if not spread:  # from host memory, so that the program is the same on any mesh
             weights = jax.device_get(jax.tree.map(key_data, weights))
         with self.lock:
-            if spread not in self.programs:
-                self.programs[spread] = self.compile(weights, numbers, spread)
-        program = self.programs[spread]
-        if program is None:
+            if self.program is None:
+                self.program = self.compile(weights, numbers, spread)
+        if not self.program:
             return {}
-        probe = {"input": self.input, "output": program(*weights, numbers, self.input)}
+        probe = {"input": self.input, "output": self.program(*weights, numbers, self.input)}
         return {name: thinned(leaf) for name, leaf in named_leaves({"probe": probe}).items()}
 
     def compile(self, weights, numbers, spread):
-        """The program, or None for a model that needs more than (params, state, x)."""
+        """The program, or False for a model that needs more than (params, state, x)."""
 
         def output(params, state, numbers, x):
             model = self.model_with(numbers) if numbers else self.model
@@ -78,7 +81,7 @@ class Probe:
                     jitted = jax.jit(output, out_shardings=sharding)
                     lowered = jitted.lower(*weights, numbers, self.input)
             except Exception:
-                return None
+                return False
             # It compiles in a third of the time without optimization.
             return lowered.compile({"xla_backend_optimization_level": 0})
 
@@ -127,30 +130,47 @@ def thinned(leaf):
     return leaf.reshape(-1)[np.arange(KEPT) * (leaf.size - 1) // (KEPT - 1)]
 
 
-def same_input(stored, current):
-    """Whether two probes had the same input, so that their outputs can be compared."""
-    stored = {name: a for name, a in stored.items() if name.startswith("probe/input")}
-    current = {name: a for name, a in current.items() if name.startswith("probe/input")}
-    return bool(current) and difference(stored, current) is None
+def probe_of(arrays):
+    """The probe among the arrays of a checkpoint."""
+    return {name: array for name, array in arrays.items() if name.startswith("probe/")}
+
+
+def check_meaning(path, stored, current, fix):
+    """Refuse a checkpoint if its probe shows that model/ now computes something else."""
+    if not stored:
+        return
+    unchecked = "whether model/ has changed its meaning is not checked"
+    inputs = {name: a for name, a in stored.items() if name.startswith("probe/input")}
+    own_inputs = {name: a for name, a in current.items() if name.startswith("probe/input")}
+    if not current:
+        logger.info(
+            "%s: has the output for a probe input, which the model of this run could not compute; "
+            "%s", path, unchecked,
+        )  # fmt: skip
+    elif difference(inputs, own_inputs):
+        logger.info("%s: was probed with a different input; %s", path, unchecked)
+    elif gap := difference(stored, current):
+        copy = Path(path).parent / "model"
+        original = f"the original model is in {copy}; " if copy.is_dir() else ""
+        raise UserError(
+            f"{path}: model/, or model.args, has changed its meaning since this was written: on "
+            f"the probe input its output differs by {gap}; {original}restore it, or {fix}"
+        )
 
 
 def difference(stored, current):
     """A text on how two probes differ, or None if they agree within rounding errors."""
     if stored.keys() != current.keys():
         return f"its parts, now {', '.join(current) or 'none'} instead of {', '.join(stored)}"
-    found = (leaf_difference(array, current[name]) for name, array in stored.items())
-    return next(filter(None, found), None)
-
-
-def leaf_difference(stored, current):
-    """`difference` for one leaf."""
-    if stored.shape != current.shape:
-        return f"its shape, now {current.shape} instead of {stored.shape}"
-    if not np.array_equal(np.isnan(stored), np.isnan(current)):
-        return "NaNs at different positions"
-    with np.errstate(invalid="ignore"):  # infinity minus infinity
-        gaps = np.where((stored == current) | np.isnan(stored), 0, np.abs(stored - current))
-    gap, largest = gaps.max(initial=0), np.abs(stored[np.isfinite(stored)]).max(initial=0)
-    if gap <= TOLERANCE * largest + TINY:
-        return None
-    return f"up to {gap:.2g}, where its largest number was {largest:.2g}"
+    for name, array in stored.items():
+        now = current[name]
+        if array.shape != now.shape:
+            return f"its shape, now {now.shape} instead of {array.shape}"
+        if not np.array_equal(np.isnan(array), np.isnan(now)):
+            return "NaNs at different positions"
+        with np.errstate(invalid="ignore"):  # infinity minus infinity
+            gaps = np.where((array == now) | np.isnan(array), 0, np.abs(array - now))
+        gap, largest = gaps.max(initial=0), np.abs(array[np.isfinite(array)]).max(initial=0)
+        if gap > TOLERANCE * largest + TINY:
+            return f"up to {gap:.2g}, where its largest number was {largest:.2g}"
+    return None

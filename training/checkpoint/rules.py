@@ -24,8 +24,7 @@ import numpy as np
 
 from file_io import read_json
 from ranges import local_path
-from training.checkpoint import restore
-from training.checkpoint.regexes import leaf_pattern, name_of_array, name_of_leaf, pieces
+from training.checkpoint import trees
 from utils import UserError
 
 FOLDER = Path(__file__).with_name("rule_files")
@@ -35,6 +34,13 @@ STAND_INS = {
     "zero for ": lambda leaf: np.zeros((), np.int64),
 }
 FORM = re.compile("[A-Z1]+->[A-Z1]+")
+REFERENCE = re.compile(r"\\(\d)|\\g<(\w+)>")  # to a group, in a target
+# The parts of a regex that can be applied backwards: plain text that a name may have or not, which
+# is written; a group; an escaped character; a plain one.
+PIECE = re.compile(
+    r"\(\?:(?P<optional>(?:\\\W|[^\\()|*+?.\[])*)\)\?|\((?:\?P<\w+>)?(?P<group>[^()?][^()]*)\)"
+    r"|\\(?P<escaped>\W)|(?P<plain>[^\\.^$*+?{}\[\]|()])"
+)
 SHAPE = 'a rule is [regex, name of a leaf or list of names or null], with a form such as "OI->IO"'
 
 
@@ -103,9 +109,9 @@ def rule_of(value, where):
             targets = [target]
         case _:
             targets = []
+    text = f"{where}: {shown(value)}"
     if not targets or not all(isinstance(target, str | None) for target in targets):
         raise UserError(f"{where}: {SHAPE}; got {shown(value)}")
-    text = f"{where}: {shown(value)}"
     if len(form) > 1 or not all(isinstance(part, str) for part in form):
         raise UserError(f"{text}: the form must be one text such as 'OI->IO'")
     try:
@@ -113,24 +119,19 @@ def rule_of(value, where):
     except re.error as error:
         raise UserError(f"{where}: {regex!r} is not a regular expression: {error}") from error
     rule = Rule(regex, tuple(targets), form[0] if form else "", text)
-    check_form(rule)
-    return rule
-
-
-def check_form(rule):
-    """Refuse a form that does not fit the targets of its rule."""
-    if not rule.form:
-        return
-    if rule.targets == (None,):
+    if rule.form and rule.targets == (None,):
         if not rule.stand_in:
             forms = ", ".join(repr(f"{start}NAME") for start in STAND_INS)
-            raise UserError(f"{rule.text}: with null, the form must be one of {forms}")
-        return
-    axes = [side.replace("1", "") for side in rule.form.split("->")]
-    same = len(axes) == 2 and sorted(axes[0]) == sorted(axes[1]) == sorted(set(axes[0]))
-    if not FORM.fullmatch(rule.form) or not same:
-        why = "must name the same axes on both sides, once each, as in 'OIHW->HWIO'"
-        raise UserError(f"{rule.text}: the form {why}")
+            raise UserError(f"{text}: with null, the form must be one of {forms}")
+    elif rule.form:
+        theirs, _, ours = rule.form.replace("1", "").partition("->")
+        same = sorted(theirs) == sorted(ours) == sorted(set(theirs))
+        if not FORM.fullmatch(rule.form) or not same:
+            raise UserError(
+                f"{text}: the form must name the same axes on both sides, once each, as in "
+                "'OIHW->HWIO'"
+            )
+    return rule
 
 
 def shown(value):
@@ -244,32 +245,77 @@ def written(rules, leaves):
         if not rule.stand_in and rule.targets == (None,):
             continue
         make, anchor = rule.stand_in or (None, next(filter(None, rule.targets)))
-        items, pattern = backwards(rule, anchor)
-        for leaf, match in [(leaf, pattern.fullmatch(leaf)) for leaf in leaves]:
+        try:
+            items = pieces(rule.regex)
+            pattern = leaf_pattern(anchor, rule.regex, items)
+        except (ValueError, LookupError) as error:
+            raise UserError(f"{rule.text}: cannot be applied backwards: {error}") from error
+        for leaf in leaves:
+            match = pattern.fullmatch(leaf)
             if not match or (leaf in used and not make):
                 continue
-            name = name_of_array(items, match)
+            name = "".join(
+                item if isinstance(item, str) else match[f"g{item[0]}"] for item in items
+            )
             if make:
                 arrays.setdefault(name, make(leaves[leaf]))
                 continue
             if name in arrays:
                 raise UserError(f"{rule.text}: {name} is already written by another rule")
-            names = [t and name_of_leaf(t, rule.regex, match) for t in rule.targets]
+            names = [target and name_of_leaf(target, rule.regex, match) for target in rule.targets]
             arrays[name] = joined(rule, names, leaves)
             used |= set(names)
     if rest := [leaf for leaf in leaves if leaf not in used]:
-        some = restore.some(rest)
+        some = trees.some(rest)
         raise UserError(f"no rule writes {len(rest)} of the {len(leaves)} leaves: {some}")
     return arrays
 
 
-def backwards(rule, target):
-    """(the pieces of a rule's regex, the pattern of the leaves to which it applies)."""
-    try:
-        items = pieces(rule.regex)
-        return items, leaf_pattern(target, rule.regex, items)
-    except (ValueError, LookupError) as error:
-        raise UserError(f"{rule.text}: cannot be applied backwards: {error}") from error
+def pieces(regex):
+    """A regex as a list of plain text and of groups (number, pattern); ValueError if it has other
+    elements."""
+    found, groups, end = [], 0, 0
+    while end < len(regex):
+        if not (match := PIECE.match(regex, end)):
+            if regex[end] == "(":
+                raise ValueError(f"{regex[end:]} is neither a group nor optional plain text")
+            text = regex[end : end + 2] if regex[end] == "\\" else regex[end]
+            raise ValueError(f"{text!r} stands outside of a group; put \\ before a plain character")
+        if match["group"]:
+            groups += 1
+            found.append((groups, match["group"]))
+        else:
+            optional = re.sub(r"\\(\W)", r"\1", match["optional"] or "")
+            found.append(optional or match["escaped"] or match["plain"] or "")
+        end = match.end()
+    return found
+
+
+def leaf_pattern(target, regex, items):
+    """The compiled regex that a name made from the target matches, with groups called g1 and so on;
+    ValueError if such a name does not say what the groups of `regex`, in `items`, matched."""
+    patterns = dict(item for item in items if isinstance(item, tuple))
+    result, end, seen = "", 0, set()
+    for reference in REFERENCE.finditer(target):
+        number = number_of(reference, regex)
+        result += re.escape(target[end : reference.start()])
+        end = reference.end()
+        result += f"(?P=g{number})" if number in seen else f"(?P<g{number}>{patterns[number]})"
+        seen.add(number)
+    if lacking := patterns.keys() - seen:
+        raise ValueError(f"{target!r} does not contain group {min(lacking)} of the regex")
+    return re.compile(result + re.escape(target[end:]))
+
+
+def number_of(reference, regex):
+    """The number of the group that a reference such as \\1 or \\g<name> stands for."""
+    key = reference[1] or reference[2]
+    return int(key) if key.isdecimal() else re.compile(regex).groupindex[key]
+
+
+def name_of_leaf(target, regex, match):
+    """The name that a target makes, from a match of another target's `leaf_pattern`."""
+    return REFERENCE.sub(lambda found: match[f"g{number_of(found, regex)}"], target)
 
 
 def joined(rule, names, leaves):

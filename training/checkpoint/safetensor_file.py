@@ -1,24 +1,22 @@
 """A checkpoint as a safetensors file, which holds its own SHA-256 and a record in its header.
 
-Any safetensors reader opens it. The format is simple, and is read and written by hand: 8 bytes with
-the length of the JSON header, the header with the place of each array, and the arrays without gaps.
-So each byte is read once, and float8 works, which the stock reader cannot return as NumPy arrays.
+Any safetensors reader opens it: 8 bytes with the length of the JSON header, the header with the
+place of each array, and the arrays without gaps. The stock reader checks the header and says where
+the arrays are. Their bytes are read and written here, once, together with the digest, which the
+stock library does not know, and into NumPy arrays also of bfloat16 and float8.
 """
 
 import hashlib
 import json
-import math
 import os
 import re
-import reprlib
 from contextlib import contextmanager
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 
-from file_io import atomic_file, parse_json
-from utils import Damaged, UserError, check_memory, format_bytes
+from file_io import atomic_file, open_file, parse_json
+from utils import Damaged, UserError, check_memory, cut, format_bytes
 
 TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 TYPES |= {"I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "BOOL": np.bool_}
@@ -28,13 +26,12 @@ TYPES |= {"F8_E5M2": ml_dtypes.float8_e5m2, "F8_E5M2FNUZ": ml_dtypes.float8_e5m2
 TYPES |= {"F8_E8M0": ml_dtypes.float8_e8m0fnu}
 CODES = {np.dtype(dtype).name: code for code, dtype in TYPES.items()}
 
-LONGEST_HEADER = 16 * 2**20  # bytes; hostile JSON takes thirty times its length in memory
+LONGEST_HEADER = 16 * 2**20  # bytes; hostile JSON takes many times its length in memory
 NO_DIGEST = b"0" * 64  # hashed in place of the digest, which cannot contain itself
 # A header that begins like this has our digest. Checking `rawtree` alone is not enough: one damaged
 # byte in that word would make our file look like another program's, which is not verified. Another
 # program may store its own hash under "sha256", but hardly as the first of several entries.
 SIGNED = re.compile(rb'\{"__metadata__":\{"sha256":"([0-9a-f]{64})","')
-TEXT = re.compile(rb"[\t\n\r -~]{8}")
 FOREIGN = {
     rb"\x80[\x02-\x05][^\0]": "a pickle",
     rb"PK[\3\5][\4\6]": "a zip file, as torch.save and numpy.savez write",
@@ -70,13 +67,13 @@ def write(path, arrays, record):
 def read(path, verified=False):
     """({name: array}, record), checked against the digest, if there is one, unless `verified`."""
     with opened(path) as file:
-        raw, header, metadata = read_header(path, file)
+        raw, forms, metadata = read_header(path, file)
         signed = SIGNED.match(raw)
         if "rawtree" in metadata and not signed:
             raise Damaged(f"{path}: is damaged: its header does not begin with a SHA-256")
         blank = raw[: signed.start(1)] + NO_DIGEST + raw[signed.end(1) :] if signed else raw
         digest = hashlib.sha256(len(raw).to_bytes(8, "little") + blank)
-        arrays = allocate(path, header, os.fstat(file.fileno()).st_size - file.tell())
+        arrays = allocate(path, forms, os.fstat(file.fileno()).st_size - file.tell())
         for array in arrays.values():
             data = raw_bytes(array)
             if file.readinto(data) != len(data):
@@ -99,12 +96,14 @@ def make_header(path, arrays, record):
     metadata = {"sha256": NO_DIGEST.decode(), "rawtree": json.dumps(record)}
     header, end = {"__metadata__": metadata}, 0
     for name, array in arrays.items():
-        code = CODES.get(array.dtype.name)
-        if code is None:
-            what, types = f"{name}, an array of {array.dtype}", ", ".join(CODES)
-            raise UserError(f"{path}: cannot store {what}; the format has {types}")
+        if array.dtype.name not in CODES:
+            raise UserError(
+                f"{path}: cannot store {name}, an array of {array.dtype}; the format has "
+                f"{', '.join(CODES)}"
+            )
         assert name not in header, f"{name}: is reserved in a safetensors file"
         begin, end = end, end + array.nbytes
+        code = CODES[array.dtype.name]
         header[name] = {"dtype": code, "shape": array.shape, "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -123,88 +122,57 @@ def raw_bytes(array):
 def opened(path):
     """The file, opened for reading; any failure is an error that names it."""
     try:
-        if not Path(path).exists():
-            raise UserError(f"{path}: there is no such checkpoint")
-        if not Path(path).is_file():  # reading a pipe would block, and a device may have no end
-            kind = "a folder" if Path(path).is_dir() else "a pipe or a device"
-            raise Damaged(f"{path}: is {kind}, not a safetensors file")
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             yield file
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: there is no such checkpoint") from error
     except OSError as error:
         raise Damaged(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 def not_valid(path, why):
     """The error for a file that is not a safetensors file, or only a part of one."""
-    return Damaged(f"{path}: is not a valid safetensors file: {why}")
+    return Damaged(f"{path}: is not a valid safetensors file: {cut(str(why), 200)}")
 
 
 def read_header(path, file):
-    """(the bytes of the header, {name: entry}, metadata); leaves the file at its first array."""
-    start, size = file.read(8), os.fstat(file.fileno()).st_size
+    """(the bytes of the header, {name: (shape, type)} in the order of the file, metadata); leaves
+    the file at its first array."""
+    from safetensors import SafetensorError, safe_open
+
+    start = file.read(8)
     length = int.from_bytes(start, "little")
-    if size < 8 or length > min(size - 8, LONGEST_HEADER):
+    if length > LONGEST_HEADER:  # or these are not the bytes of a length
         for magic, what in FOREIGN.items():
             if re.match(magic, start):
-                why = "it is not read, since that could run code: save its arrays as safetensors"
-                raise Damaged(f"{path}: is {what}; {why}; {FROM_TORCH}")
-        if TEXT.match(start):
-            raise not_valid(path, "it begins like a text file")
-        if size < 8:
-            raise not_valid(path, f"it has only {size} bytes")
-        claim = f"{length} bytes (the limit is {LONGEST_HEADER})"
-        raise not_valid(path, f"its header claims {claim}; the file has {size} bytes")
+                raise Damaged(
+                    f"{path}: is {what}; it is not read, since that could run code: save its "
+                    f"arrays as safetensors; {FROM_TORCH}"
+                )
+        raise not_valid(path, f"its header claims {length} bytes (the limit is {LONGEST_HEADER})")
     raw = file.read(length)
     try:
-        header = json.loads(raw.decode(), object_pairs_hook=without_duplicates)
-        metadata = header.pop("__metadata__", None)
-        metadata = {} if metadata is None else metadata
-        # Raises for anything that is not a string, and for half of a surrogate pair.
-        "".join([*header, *metadata, *metadata.values()]).encode()
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise not_valid(path, f"its header is not JSON of the right form: {error}") from error
-    return raw, header, metadata
+        with safe_open(path, framework="numpy") as stock:
+            slices = {name: stock.get_slice(name) for name in stock.offset_keys()}
+            codes = {name: part.get_dtype() for name, part in slices.items()}
+            if unknown := [name for name, code in codes.items() if code not in TYPES]:
+                raise not_valid(path, f"{unknown[0]} has the type {codes[unknown[0]]}")
+            forms = {name: (part.get_shape(), TYPES[codes[name]]) for name, part in slices.items()}
+            return raw, forms, stock.metadata() or {}
+    except SafetensorError as error:
+        raise not_valid(path, error) from error
 
 
-def without_duplicates(pairs):
-    """A JSON object; refuses a name with two values, since readers would disagree which counts."""
-    if len(dict(pairs)) < len(pairs):
-        raise ValueError("a name appears twice")
-    return dict(pairs)
-
-
-def allocate(path, header, size):
-    """{name: empty array} in file order; the arrays must fill `size` without gap or overlap."""
-    forms, end = {}, 0
-    entries = sorted(parse_entry(path, *item) for item in header.items())
-    for begin, stop, name, code, shape in entries:
-        length = math.prod(shape) * np.dtype(TYPES[code]).itemsize
-        if (begin, stop) != (end, end + length):
-            place = f"at bytes {begin} to {stop} instead of {end} to {end + length}"
-            raise not_valid(path, f"{name[:80]!r} is {place}")
-        forms[name], end = (shape, TYPES[code]), stop
-    if end != size:
-        raise not_valid(path, f"its arrays take {end} bytes, but the file has {size} for them")
+def allocate(path, forms, size):
+    """{name: empty array}, which take this number of bytes together."""
     check_memory(path, size)
     try:
         return {name: np.empty(*form) for name, form in forms.items()}
-    # An empty array may be longer along another axis than NumPy can count.
-    except ValueError as error:
+    except ValueError as error:  # more axes, or a longer one, than NumPy has
         raise not_valid(path, error) from error
     except MemoryError as error:
         needed = format_bytes(size)
         raise UserError(f"{path}: there is not enough memory for its arrays ({needed})") from error
-
-
-def parse_entry(path, name, entry):
-    """(begin, end, name, type, shape) of one array."""
-    match entry:
-        case {"dtype": str(code), "shape": [*shape], "data_offsets": [begin, end]}:
-            # NumPy's own limits; also, multiplying a million long numbers would take forever.
-            are_counts = all(type(n) is int and 0 <= n < 2**63 for n in (*shape, begin, end))
-            if code in TYPES and len(shape) <= 64 and are_counts:
-                return begin, end, name, code, shape
-    raise not_valid(path, f"{name[:80]!r} is not a readable array: {reprlib.repr(entry)}")
 
 
 def parse_record(path, metadata):

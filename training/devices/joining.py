@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import jax
 
 from training.devices.options import DistributedOptions
-from training.devices.processes import several
 from training.devices.signals import end_at_signals, leave_to_jax
+from training.processes import several
 from utils import STOPPED, RunError, UserError, first_line
 
 HEARTBEAT = 20  # seconds of silence after which a process counts as lost; JAX waits 100

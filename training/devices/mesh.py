@@ -24,11 +24,9 @@ def make_mesh(options=MeshOptions(), devices=None):  # noqa: B008
 
 
 def mesh_on_paper(options):
-    """(the mesh, why it does not fit this machine or None); a mesh that does not fit has no
-    devices."""
+    """The mesh; one that does not fit this machine has no devices."""
     shape = mesh_shape(options, jax.device_count())
-    wrong = misfit(shape, jax.devices())
-    return (AbstractMesh(shape, AXES), wrong) if wrong else (make_mesh(options), None)
+    return AbstractMesh(shape, AXES) if misfit(shape, jax.devices()) else make_mesh(options)
 
 
 def misfit(shape, devices):

@@ -7,9 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ranges import Count, CountOrZero, Range, check_options, regex
-from training.options import is_list
-from utils import did_you_mean
+from ranges import Count, CountOrZero, Range, check_options, form, regex
 
 AxisSize = Literal[-1] | Annotated[int, Range("an integer of at least 1, or -1", minimum=1)]
 
@@ -28,25 +26,20 @@ class MeshOptions:
             raise ValueError("fsdp: is -1, and so is tensor; only one of them can be -1")
 
 
-SHARDINGS = ("data_parallel", "fsdp", "tensor")
+Preset = Literal["data_parallel", "fsdp", "tensor"]
+# the axis of the mesh along which each axis of the leaves that a regex matches is cut
+ShardingRule = tuple[str, tuple[str | None, ...]]
+Sharding = Preset | tuple[ShardingRule | Preset, ...] | None
 
 
 def check_sharding(value):
     """Raise unless `sharding` is null, a preset, or a list of rules that may end with a preset."""
-    if value is None or value in SHARDINGS:
-        return
-    rule_form = "[regex, [axis of the mesh or null, ...]]"
-    if isinstance(value, str) or not is_list(value):
-        allowed = f"a preset ({', '.join(SHARDINGS)}), or a list of {rule_form}"
-        hint = did_you_mean(value, SHARDINGS)
-        raise ValueError(f"sharding: must be {allowed}, got {value!r}{hint}")
-    rules = value[:-1] if value and value[-1] in SHARDINGS else value
-    for i, rule in enumerate(rules):
-        is_pair = is_list(rule) and len(rule) == 2 and isinstance(rule[0], str) and is_list(rule[1])
-        if not is_pair or not all(isinstance(axis, str | None) for axis in rule[1]):
-            allowed = f"{rule_form}, or, at the end of the list, a preset"
-            raise ValueError(f"sharding.{i}: must be {allowed}, got {rule!r}")
-        regex(**{f"sharding.{i}": rule[0]})
+    rules = form(Sharding).read(value, "sharding")
+    for i, rule in enumerate(rules if isinstance(rules, tuple) else ()):
+        if not isinstance(rule, str):
+            regex(**{f"sharding.{i}": rule[0]})
+        elif i < len(rules) - 1:
+            raise ValueError(f"sharding.{i}: a preset must be the last in the list, got {rule!r}")
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class Plan(NamedTuple):
     @classmethod
     def on_paper(cls, options, rules):
         """The Plan of these options, even if this machine has too few devices for it."""
-        return cls(meshes.mesh_on_paper(options)[0], rules)
+        return cls(meshes.mesh_on_paper(options), rules)
 
     def fits(self):
         """Whether this machine has the devices of the mesh."""

@@ -27,7 +27,7 @@ class Signals:
 
     def __init__(self):
         # Imported here, since it imports JAX, which the command line does not need yet.
-        from training.devices.processes import Stopping, several
+        from training.processes import Stopping, several
 
         self.name, self.before, self.has_trained = None, {}, False
         self.sync_point = Stopping() if several() else None

@@ -6,10 +6,9 @@ import jax.numpy as jnp
 
 from ranges import NonNegative, checked
 from training.base import Objective, Optimizer, StepResult, Update
-from training.gradient import counts_of, mean_of
 from training.objective import inputs, x_of
 from training.transforms import NO_STEP, kind_of
-from training.update import apply_updates, genuine, moving_average, step_key
+from training.update import apply_updates, counts_of, genuine, mean_of, moving_average, step_key
 from utils import UserError
 
 

@@ -53,7 +53,7 @@ class Run:
             return None
         at = int(np.nanargmin(sign * curve.values))
         step = int(curve.steps[at])
-        return Best(float(curve.values[at]), self.metrics.epoch_at[step], step)
+        return Best(float(curve.values[at]), self.metrics.epoch_of[step], step)
 
     def latest(self, name):
         """The value at the end of the last epoch, or else of the last line within an epoch."""

@@ -33,6 +33,7 @@ class Metrics:
     steps: dict = field(default_factory=dict)  # {name: Curve} of the rows for single steps
     epochs: dict = field(default_factory=dict)  # {name: Curve} of epochs and of evaluations
     epoch_at: dict = field(default_factory=dict)  # {step: the epoch that ended with it}
+    epoch_of: dict = field(default_factory=dict)  # {step of one of `epochs`: its epoch}
     initial: dict = field(default_factory=dict)  # {name: value} before the first step
     final: dict = field(default_factory=dict)  # {name: value} of the test after training
     tested: str | None = None  # the checkpoint of that test
@@ -112,10 +113,10 @@ def add_row(metrics, row, epoch, step):
         metrics.tested = str(row["final"]) if row.get("final") else metrics.tested
         return
     columns = metrics.steps if row.get("each_step") else metrics.lines
-    if row.get("evaluation"):
-        columns = metrics.epochs
+    if row.get("evaluation") or row.get("end_of_epoch"):
+        columns, metrics.epoch_of[step] = metrics.epochs, epoch
     if row.get("end_of_epoch"):
-        columns, metrics.epoch_at[step] = metrics.epochs, epoch
+        metrics.epoch_at[step] = epoch
     if len(columns) > MOST_NAMES:
         values = {name: value for name, value in values.items() if name in columns}
     for name, value in values.items():

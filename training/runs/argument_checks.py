@@ -1,11 +1,8 @@
 """Checks of the parts and the data that `fit` is given, with the kind of message that a config
 gets: what was passed, and what to pass instead."""
 
-import importlib
 import inspect
-import pkgutil
 from difflib import get_close_matches
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,68 +10,41 @@ import numpy as np
 
 from data_loader.base import Data
 from data_loader.nest import check_integers, check_readable, check_type, named_nest
-from training.base import Callback, Optimizer, Schedule, Tracker
-from training.loss import cross_entropy
-from training.metrics import accuracy, f1, perplexity, top_k_accuracy
-from training.objective import cutmix, mixup, outputs, supervised
+from training.base import Tracked
+from training.kinds import KINDS, adapter_for, find, makes
+from training.objective import cutmix, mixup, supervised
 from training.recipe import part_name
-from training.runs.shape_check import shapes_of_batch
-from utils import PACKAGE, UserError, first_line
+from utils import UserError, first_line, parameters_of
 
-# Where the parts of each kind are, for the message about a name that was passed for a part.
-HOMES = {
-    "optimizer": ("training.optimizers", "training.transforms"),
-    "schedule": ("training.schedules",),
-    "callbacks": ("training.watching.callbacks",),
-    "trackers": ("training.watching.trackers",),
-    "loss": ("training.loss",),
-    "metrics": ("training.metrics",),
-    "preprocess": ("training.preprocess",),
-    "augment": ("training.augment",),
-    "objective": ("training.objective", "training.objectives"),
-    "update": ("training.update", "training.objectives"),
-}
-# The kinds whose functions make the part, so that the user calls them.
 SUPERVISED = (supervised, mixup, cutmix)  # the objectives that compare outputs with targets
-OF_CLASSES = (cross_entropy, accuracy, top_k_accuracy, perplexity, f1)
-MADE = {"optimizer": Optimizer, "schedule": Schedule, "callbacks": Callback, "trackers": Tracker}
 
 
-def check_model(model):
-    """Refuse an argument that is not a Model."""
-    if isinstance(model, str):
-        fix = "pass what its function in model/ returns, as mlp(input_shape=(4,), num_classes=3)"
-        raise UserError(f"model: {model!r} is only a name; {fix}")
-    classes = (model if isinstance(model, type) else type(model)).__mro__
-    if {base.__module__.split(".")[0] for base in classes} & {"flax", "equinox", "haiku"}:
+def check_part(kind, value):
+    """Refuse an argument that is not a part of this kind: a name, as a config has it, a function
+    that has yet to be called, or anything else."""
+    check_named(kind, value)
+    cls = value if isinstance(value, type) else type(value)
+    if kind == "model" and adapter_for(cls):
         fix = "wrap it: docs/add_your_own.md#a-model-of-another-library"
-        raise UserError(f"model: {classes[0].__name__} is of another library; {fix}")
-    if isinstance(model, type) or not (hasattr(model, "init") and hasattr(model, "apply")):
-        if callable(model) and hasattr(model, "__name__"):
-            raise UserError(uncalled("model", model))
-        fix = "pass a Model (model/base.py), as the functions in model/ return one"
-        raise UserError(f"model: {type(model).__name__} has no init and apply; {fix}")
-
-
-def check_optimizer(optimizer):
-    """Refuse an argument that is not an Optimizer."""
-    check_named("optimizer", optimizer)
-    if isinstance(optimizer, list | tuple) and not hasattr(optimizer, "update"):
-        fix = "chain them: chain(...) of training.transforms"
-        raise UserError(f"optimizer: must be one optimizer, got {len(optimizer)}; {fix}")
-    if isinstance(optimizer, type) or not all(hasattr(optimizer, n) for n in ("init", "update")):
-        if callable(optimizer) and hasattr(optimizer, "__name__"):
-            raise UserError(uncalled("optimizer", optimizer))
-        fix = "pass one of training.optimizers, as adamw(lr=0.001), or of Optax"
-        kind = type(optimizer).__name__
-        raise UserError(f"optimizer: {kind} has no init and update; {fix}")
+        raise UserError(f"model: {cls.__name__} is of another library; {fix}")
+    needed = KINDS[kind].attributes
+    missing = [name for name in needed if not hasattr(value, name) or value is cls]
+    if not KINDS[kind].given and (missing or makes(value, kind)):
+        if isinstance(value, list | tuple) and kind == "optimizer":
+            fix = "chain them: chain(...) of training.transforms"
+            raise UserError(f"optimizer: must be one optimizer, got {len(value)}; {fix}")
+        if callable(value) and hasattr(value, "__name__"):
+            raise UserError(uncalled(kind, value))
+        fix = f"pass what a function in {' or '.join(KINDS[kind].homes)} returns"
+        name = type(value).__name__
+        raise UserError(f"{kind}: {name} has no {' and '.join(missing)}; {fix}")
+    if KINDS[kind].given and not callable(value) and not isinstance(value, Tracked):
+        raise UserError(f"{kind}: {value!r} is not a function; pass the function itself")
 
 
 def check_schedule(schedule):
     """Refuse an argument that is not a function from the step to a number."""
-    if schedule is None:
-        return
-    check_function("schedule", schedule)
+    check_part("schedule", schedule)
     try:
         value = jax.eval_shape(schedule, jax.ShapeDtypeStruct((), jnp.int32))
     except Exception as error:  # the user's own, or a factory that was not called
@@ -90,14 +60,6 @@ def check_schedule(schedule):
         raise UserError(f"schedule: returns {first:g} for the first step; {why}")
 
 
-def check_function(kind, function):
-    """Refuse an argument that is not a function, or that is a factory of one."""
-    check_named(kind, function)
-    if not callable(function):
-        raise UserError(f"{kind}: {function!r} is not a function; pass the function itself")
-    check_called(kind, function)
-
-
 def check_list(kind, values):
     """Refuse an argument that is not a list of parts."""
     if isinstance(values, str | dict) or not np.iterable(values) or isinstance(values, type):
@@ -105,16 +67,7 @@ def check_list(kind, values):
         name = part_name(values) if inspect.isfunction(values) else "..."
         raise UserError(f"{kind}: must be a list, got {values!r}; put it in brackets: [{name}]")
     for value in values:
-        check_named(kind, value)
-        check_called(kind, value)
-        if kind in ("preprocess", "augment") and not callable(value):
-            raise UserError(f"{kind}: {value!r} is not a function; pass the function itself")
-
-
-def check_called(kind, value):
-    """Refuse a function that makes parts of this kind, where a part is needed."""
-    if kind in MADE and returns(value) in (MADE[kind], MADE[kind].__name__):
-        raise UserError(uncalled(kind, value))
+        check_part(kind, value)
 
 
 def check_named(kind, value):
@@ -122,58 +75,35 @@ def check_named(kind, value):
     name = value.get("name") if isinstance(value, dict) else value
     if not isinstance(name, str):
         return
-    parts = parts_of(kind)
-    if (near := next(iter(most_similar(name, parts)), None)) is None:
+    parts = find(kind)[0]
+    near = [name] if name in parts else get_close_matches(name.lower(), parts, n=1)
+    if not near:
         raise UserError(f"{kind}: {name!r} is only a name, and no part's: {', '.join(parts)}")
-    hint = "" if near == name else f" (did you mean {near!r}?)"
-    use = f"{near}({', '.join(required(parts[near]))})" if kind in MADE else near
+    part = parts[near[0]]
+    hint = "" if near == [name] else f" (did you mean {near[0]!r}?)"
+    use = part.__name__ if KINDS[kind].given else call_of(part)
     raise UserError(
         f"{kind}: {name!r} is only a name{hint}; pass the object: "
-        f"from {parts[near].__module__} import {near}, then {use}"
+        f"from {part.__module__} import {part.__name__}, then {use}"
     )
 
 
-def most_similar(name, names):
-    """The names that are most similar to this one; it comes first if it is among them."""
-    return [name] if name in names else get_close_matches(name.lower(), names, n=1)
-
-
-def parts_of(kind):
-    """{name: function} of the toolkit's parts of a kind."""
-    modules = []
-    for home in HOMES[kind]:
-        module = importlib.import_module(PACKAGE + home)
-        inner = pkgutil.iter_modules(getattr(module, "__path__", ()), f"{module.__name__}.")
-        modules += [importlib.import_module(m.name) for m in inner] or [module]
-    return {
-        name: function
-        for module in modules
-        for name, function in vars(module).items()
-        if getattr(function, "__module__", None) == module.__name__
-        and inspect.isfunction(function)
-        and (returns(function) is not None or kind == "objective")
-    }
-
-
-def returns(function):
-    """The return annotation of a function, if it has one."""
-    return getattr(function, "__annotations__", {}).get("return")
+def call_of(function):
+    """The text of a call with the arguments that have no default."""
+    return f"{function.__name__}({', '.join(required(function))})"
 
 
 def required(function):
     """The names of the arguments that have no default."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return ["..."]
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters if p.default is p.empty and p.kind not in kinds]
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = parameters_of(function).values()
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in variadic]
 
 
 def uncalled(kind, factory):
     """The message about a function that was passed instead of its result."""
-    call = f"{factory.__name__}({', '.join(required(factory))})"
-    return f"{kind}: {factory.__name__} is a function that makes one; call it: {call}"
+    name = factory.__name__
+    return f"{kind}: {name} is a function that makes one; call it: {call_of(factory)}"
 
 
 # Data.
@@ -228,25 +158,6 @@ def numbers_from(path, leaf, array):
     if array.dtype.kind == "O" and not isinstance(first, str):
         return f"pass {path}.astype({'int' if isinstance(first, int) else 'float'})"
     return "pass numbers; np.unique(names, return_inverse=True)[1] numbers the names"
-
-
-def check_classes(parts, recipe, template):
-    """Refuse a model with fewer outputs than its data has classes or tokens, where the loss or a
-    metric compares them: it would be NaN, or never right, for a class without an output."""
-    functions = [parts.loss, *(rule.function for rule in recipe.metric_plan.rules.values())]
-    compares = any(getattr(function, "func", function) in OF_CLASSES for function in functions)
-    if not compares or getattr(parts.objective, "func", parts.objective) not in SUPERVISED:
-        return
-    x, labels = shapes_of_batch(parts.data.example, recipe.loader, "train")
-    classes, tokens = (getattr(parts.data, n, None) for n in ("num_classes", "vocab_size"))
-    count, is_text = (tokens, True) if classes is None else (classes, False)
-    made = partial(outputs, recipe.model, recipe.preprocess)
-    shape = getattr(jax.eval_shape(made, template.params, template.state, x), "shape", ())
-    labels = labels["target"] if isinstance(labels, dict) and "target" in labels else labels
-    of_labels = shape[:-1] == getattr(labels, "shape", None) and len(shape) > 1 + is_text
-    if count and of_labels and jnp.issubdtype(labels.dtype, jnp.integer) and shape[-1] < count:
-        what = "tokens: raise vocab_size" if is_text else "classes: raise num_classes"
-        raise UserError(f"model: has {shape[-1]} outputs for {count} {what}, or leave it out")
 
 
 def check_pairs(sets, objective):

@@ -23,10 +23,8 @@ from training.options import (
 from training.recipe import Recipe, compose
 from training.runs import folder as run_folder
 from training.runs.argument_checks import (
-    check_function,
     check_list,
-    check_model,
-    check_optimizer,
+    check_part,
     check_schedule,
 )
 from training.transforms import scheduled
@@ -34,7 +32,7 @@ from training.update import gradient_update
 from training.watching.metric_log import EVERY_50_STEPS
 from utils import UserError, did_you_mean, parameters_of
 
-EVERY_EPOCH, ALL_DEVICES = CheckpointOptions(), MeshOptions()
+SAVES_EVERY_EPOCH, ALL_DEVICES = CheckpointOptions(), MeshOptions()
 
 
 def recipe_of(
@@ -51,7 +49,7 @@ def recipe_of(
     callbacks=(),
     seed=0,
     log=EVERY_50_STEPS,
-    checkpoint=EVERY_EPOCH,
+    checkpoint=SAVES_EVERY_EPOCH,
     rates=None,
     mesh=ALL_DEVICES,
     sharding=None,
@@ -60,42 +58,45 @@ def recipe_of(
 ) -> Recipe:
     """The Recipe of a model, from the arguments of `fit` that change what is computed. `ignored` is
     the label that loss and metrics do not count, unless they have their own `ignore_label`."""
-    loader, training = split_options(options)
+    sections = {
+        "loader": made_of(LoaderOptions, options),
+        "training": made_of(TrainingOptions, options),
+        "checkpoint": made_of(CheckpointOptions, checkpoint, "checkpoint"),
+        "logging": made_of(LoggingOptions, log, "log"),
+        "mesh": made_of(MeshOptions, mesh, "mesh"),
+    }
+    if options.get("vary"):
+        raise UserError("vary: names numbers by their paths in a config; `fit` has none")
+    if problems := [str(each) for each in sections.values() if isinstance(each, UserError)]:
+        raise UserError("\n".join(problems))
     loss = ignoring(ignored, loss)
     metrics = default_metrics(loss, objective) if metrics is None else metrics
-    check_model(model)
-    check_optimizer(optimizer)
-    check_schedule(schedule)
     functions = {"loss": loss, "objective": objective, "update": update}
-    for kind, function in functions.items():
+    for kind, part in {"model": model, "optimizer": optimizer, **functions}.items():
         if kind != "loss" or loss is not None:  # the user's own objective may need no loss
-            check_function(kind, function)
-    for kind, listed in {"preprocess": preprocess, "augment": augment}.items():
+            check_part(kind, part)
+    if schedule is not None:
+        check_schedule(schedule)
+    lists = {"preprocess": preprocess, "augment": augment, "callbacks": callbacks}
+    lists["metrics"] = metrics.values() if isinstance(metrics, dict) else metrics
+    lists["trackers"] = sections["logging"].trackers
+    for kind, listed in lists.items():
         check_list(kind, listed)
-    check_list("metrics", metrics.values() if isinstance(metrics, dict) else metrics)
-    metrics = all_ignoring(ignored, metrics)
-    check_list("callbacks", callbacks)
     check_observers(callbacks)
-    logging = made_of(LoggingOptions, "log", log)
-    check_list("trackers", logging.trackers)
     parts = SimpleNamespace(
         model=model,
         **functions,
-        metrics=metrics,
+        metrics=all_ignoring(ignored, metrics),
         preprocess=preprocess,
         augment=augment,
         optimizer=optimizer if schedule is None else scheduled(optimizer, schedule),
         callbacks=callbacks,
         rates=rates or {},
-        optimizer_rates=(),
         vary={},
         seed=whole_number("seed", seed),
-        loader=loader,
-        training=training,
-        checkpoint=made_of(CheckpointOptions, "checkpoint", checkpoint),
-        logging=logging,
+        **sections,
     )
-    return compose(parts, Plan.on_paper(made_of(MeshOptions, "mesh", mesh), sharding))
+    return compose(parts, Plan.on_paper(parts.mesh, sharding))
 
 
 # Options.
@@ -128,39 +129,24 @@ def ignoring(label, function):
     return partial(function, ignore_label=label) if can and not is_given else function
 
 
-def made_of(options, name, given):
-    """Options from a dict of their fields."""
+def made_of(options, given, name=""):
+    """Options from a dict of their fields, or the UserError that says what is wrong; without a
+    name, of the arguments of `fit` those that are among them."""
     if isinstance(given, options):
         return given
     known = [field.name for field in fields(options)]
     if not isinstance(given, dict):
-        raise UserError(f"{name}: must be a dict of {', '.join(known)}, got {given!r}")
+        return UserError(f"{name}: must be a dict of {', '.join(known)}, got {given!r}")
+    if not name:
+        given = {key: value for key, value in given.items() if key in known}
     if unknown := [key for key in given if key not in known]:
         hint = did_you_mean(unknown[0], known)
-        raise UserError(f"{name}: no such key {unknown[0]!r}{hint} ({', '.join(known)})")
+        return UserError(f"{name}: no such key {unknown[0]!r}{hint} ({', '.join(known)})")
     try:
         return options(**given)
     except ValueError as error:
-        lines = [f"{name}.{line}" for line in str(error).splitlines()]
-        raise UserError("\n".join(lines)) from error
-
-
-def split_options(options):
-    """(LoaderOptions, TrainingOptions) from one dict of their fields."""
-    classes, split = (LoaderOptions, TrainingOptions), []
-    names = [[field.name for field in fields(cls)] for cls in classes]
-    check_known(options, [*names[0], *names[1]])
-    problems = []
-    for cls, own in zip(classes, names, strict=True):
-        try:
-            split.append(cls(**{name: value for name, value in options.items() if name in own}))
-        except ValueError as error:
-            problems.append(str(error))
-    if options.get("vary"):
-        problems.append("vary: names numbers by their paths in a config, which `fit` does not have")
-    if problems:
-        raise UserError("\n".join(problems))
-    return split
+        lines = [f"{name}.{line}".lstrip(".") for line in str(error).splitlines()]
+        return UserError("\n".join(lines))
 
 
 def check_known(given, known):

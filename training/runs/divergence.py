@@ -7,10 +7,9 @@ import jax
 import numpy as np
 
 from training.devices.placing import fetched
-from training.devices.processes import is_first
 from training.observers import Bad, Point
-from training.runs.folder import cut_back
-from training.runs.recovery import point_of
+from training.processes import is_first
+from training.runs.resume import cut_back, point_of
 from training.watching import metric_log
 from utils import RunError, first_line
 

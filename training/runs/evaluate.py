@@ -15,22 +15,18 @@ import jax
 import jax.numpy as jnp
 
 from data_loader.base import fingerprints_of, loaded
-from file_io import MOST_LINES, append, lines_of, parse_json, read_json
+from file_io import MOST_LINES, append, is_number, is_object, lines_of, parse_json, read_json
 from training.checkpoint import storage
-from training.checkpoint.choice import chosen_checkpoint
+from training.checkpoint.keeper import Kept, protect
 from training.checkpoint.pretrained import with_base
-from training.checkpoint.probe import Probe, probe_input
-from training.checkpoint.record import is_number, is_object
-from training.checkpoint.restore import check_meaning, probe_of
-from training.checkpoint.retention import Kept, protect
+from training.checkpoint.probe import Probe, check_meaning, probe_input, probe_of
+from training.checkpoint.trees import weights_of
 from training.devices.sharding import Plan
 from training.options import monitor_for
 from training.preprocess import with_recorded
 from training.recipe import compose
-from training.runs.changes import FREE, SILENT
 from training.runs.folder import FINISHED, plain, write_json
-from training.runs.recovery import weights_of
-from training.runs.resume import run_folder_of
+from training.runs.resume import FREE, SILENT, run_folder_of
 from training.runs.sets import split_sets
 from training.trainer import Trainer
 from training.watching.metric_log import json_safe
@@ -48,11 +44,7 @@ def evaluate(parts, named, best=False):
     """Evaluate one checkpoint on the held-out sets; print the metrics as JSON, and write them into
     the run's folder."""
     folder = run_folder_of(named, "--evaluate")
-    present = storage.checkpoints(folder)
-    name = chosen_checkpoint(named, best).stem.split("-replica_")[0]
-    if name not in present:
-        names = ", ".join(present) or "none"
-        raise UserError(f"--evaluate {named}: is not a checkpoint; {folder} has {names}")
+    name = storage.name_of(storage.chosen_checkpoint(named, best))
     parts = with_statistics_of(folder, parts)
     config = json.loads(json.dumps(parts.config, default=plain))
     overrides = changed(read_json(folder / "config.json"), config)
@@ -91,9 +83,7 @@ def watch(parts, named):
         while True:
             # Checked first, so that every checkpoint saved before the end is found below.
             ended = (folder / FINISHED).exists()
-            present = storage.checkpoints(folder)
-            whole = [name for name in present if ended or storage.all_written(present[name])]
-            new = [name for name in whole if name not in seen]
+            new = [name for name in storage.checkpoints(folder) if name not in seen]
             for name in new:
                 seen.add(name)
                 try:
@@ -212,7 +202,7 @@ class CheckpointEvaluation:
 
     def row(self, folder, name):
         """The metrics of a checkpoint of a run."""
-        checkpoint = storage.read_all(name, storage.files(folder, name))
+        checkpoint = storage.read(folder, name)
         count, replicas = len(checkpoint.arrays), len(self.trainer.replicas.seeds)
         if count != replicas:
             raise UserError(f"{name}: replicas: it holds {count}, the config says {replicas}")

@@ -49,7 +49,7 @@ def failed(error):
         return fail(error, FAILED)
     if isinstance(error, SystemExit):
         return fail(where_and_why(error), FAILED)
-    processes = sys.modules.get(f"{PACKAGE}training.devices.processes")
+    processes = sys.modules.get(f"{PACKAGE}training.processes")
     if processes and (message := processes.lost(error)):
         return fail(message, FAILED)
     if is_out_of_memory(error):

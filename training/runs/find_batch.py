@@ -10,7 +10,6 @@ import jax
 
 from data_loader.base import length
 from training.devices.mesh import parts_of_batch
-from training.runs.dry_run import device_bytes
 from training.runs.find_lr import ready
 from training.trainer import Trainer
 from training.watching.console import silenced
@@ -99,9 +98,9 @@ def tried(recipe, sets, memory):
             trainer.start()
             trainer.begin(1)
             trainer.prepare()
-            if trainer.program.memory:
-                needs = sum(map(device_bytes, trainer.states)) + trainer.feed.nbytes
-                needs += trainer.program.memory["temp_size_in_bytes"]
+            memory_of_step = trainer.memory()
+            if "step" in memory_of_step:
+                needs = sum(memory_of_step.values())
             fits = needs is None or needs <= USABLE * memory
             return Tried(size, needs, speed_of(trainer, size) if fits else None)
     except (jax.errors.JaxRuntimeError, MemoryError) as error:

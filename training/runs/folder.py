@@ -5,10 +5,8 @@ import datetime
 import filecmp
 import importlib.metadata
 import json
-import logging
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -18,16 +16,13 @@ from pathlib import Path
 
 from data_loader.base import fingerprints_of, has_items, length
 from file_io import atomic_write, fresh_folder, locked, parse_json, read_file
-from training.watching import metric_log
 from training.watching.metric_log import json_safe
 from utils import PACKAGE, RunError, UserError, quoted, relative_path
-
-logger = logging.getLogger("main")
 
 USER_MODULES = "user_modules"  # where wiring/own_modules.py looks for them
 # What is written before config.json, with which a run has begun.
 BEFORE_A_RUN = ("model", USER_MODULES, "train.log", "environment.json", "tokenizer.json")
-FINISHED = "finished.json"  # left by a run that was trained to its end
+FINISHED = "finished.json"  # left by a run that ended by itself, and not by a signal
 TOKENIZER = "tokenizer.json"
 PACKAGES = ("jax", "jaxlib", "numpy", "safetensors", *([PACKAGE[:-1]] if PACKAGE else []))
 
@@ -41,17 +36,15 @@ def new_folder(base, title, run_name=None):
         parent.mkdir(parents=True, exist_ok=True)
         if run_name:
             return named_folder(parent / run_name)
-        for name in [stamp, *(f"{stamp}_{i}" for i in range(2, 1000))]:
-            try:
-                (parent / name).mkdir()
-                return parent / name
-            except FileExistsError:
-                continue
+        for n in count(1):
+            folder = parent / (stamp if n == 1 else f"{stamp}_{n}")
+            with suppress(FileExistsError):
+                folder.mkdir()
+                return folder
     except OSError as error:
         raise RunError(
             f"{parent}: cannot be made: {error.strerror}; choose a folder with checkpoint.dir"
         ) from error
-    raise RunError(f"{parent / stamp}: a thousand runs started in this second")
 
 
 def named_folder(folder):
@@ -82,10 +75,14 @@ def record(config, facts, datasets, fingerprints=(), classes=None, tokenizer=Non
     """The part of a checkpoint's record that describes the run, as plain JSON; `fingerprints` are
     those of the objective, `classes` are the names of the classes, `tokenizer` is the text of its
     file."""
-    content = {"config": config, "facts": facts, "data": fingerprints_of(datasets)}
-    content |= {"classes": classes}
-    content |= {"objective": dict(fingerprints)} if fingerprints else {}
-    content |= {"tokenizer": tokenizer} if tokenizer else {}
+    content = {
+        "config": config,
+        "facts": facts,
+        "data": fingerprints_of(datasets),
+        "classes": classes,
+        "objective": dict(fingerprints),
+        "tokenizer": tokenizer,
+    }
     return json.loads(json.dumps(content, default=plain))
 
 
@@ -97,7 +94,6 @@ def plain(value):
 def describe(folder, record, datasets, root, own_files):
     """Write what distinguishes this run from others: its code, environment.json, and what `update`
     writes."""
-    copy_code(folder, root, own_files)
     data = {
         name: {"source": source(d), "fingerprint": record["data"].get(name)}
         | ({"examples": len(d)} if has_items(d) else {"batches": length(d)})
@@ -105,42 +101,42 @@ def describe(folder, record, datasets, root, own_files):
     }
     facts = {"command": sys.argv, **environment(root), "facts": record["facts"], "data": data}
     write_json(folder / "environment.json", facts)
-    update(folder, record, root)
+    update(folder, record, root, own_files)
 
 
 def copy_code(folder, root, own_files):
     """Write model/, and in user_modules/ a copy of the user's own files, {path below its folder:
-    file}."""
+    file}. Evaluations and exports import the copies."""
     ignored = shutil.ignore_patterns("__pycache__")
     target = folder / "model"
     try:
         with fresh_folder(target) as fresh:
             shutil.copytree(Path(root) / "model", fresh, ignore=ignored, dirs_exist_ok=True)
-        for path in changed_code(folder, own_files):
+        for path in changed_code(folder, own_files):  # others may be the copies themselves
             target = folder / USER_MODULES / path
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(own_files[path], target)
-    except shutil.Error as error:  # it lists every file; the first one is enough
-        why = re.sub(r"^\[Errno \d+\] |: '.*", "", str(error.args[0][0][2]))
-        raise RunError(f"{target}: cannot be written: {why}") from error
     except OSError as error:
-        raise RunError(f"{target}: cannot be written: {error.strerror}") from error
+        # An error of copytree lists every file; the first one is enough.
+        why = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror
+        raise RunError(f"{target}: cannot be written: {why}") from error
 
 
 def changed_code(folder, own_files):
-    """The user's own files that have no copy in the run's folder, or a different one."""
+    """The user's own files that have another copy in the run's folder, or none."""
+    copies = {path: folder / USER_MODULES / path for path in own_files}
+    return [
+        path
+        for path, file in own_files.items()
+        if not (copies[path].is_file() and filecmp.cmp(file, copies[path], shallow=False))
+    ]
 
-    def is_same(file, copy):
-        return copy.is_file() and filecmp.cmp(file, copy, shallow=False)
 
-    copies = folder / USER_MODULES
-    return [path for path, file in own_files.items() if not is_same(file, copies / path)]
-
-
-def update(folder, record, root):
-    """Write the config and the tokenizer that the run uses from now on, and remove the mark of a
-    finished run."""
-    if "tokenizer" in record:
+def update(folder, record, root, own_files):
+    """Write the code, the config and the tokenizer that the run uses from now on, and remove the
+    mark of a finished run. A model that computes something else was refused before."""
+    copy_code(folder, root, own_files)
+    if record["tokenizer"]:
         atomic_write(folder / TOKENIZER, record["tokenizer"].encode())
     schema = relative_path(Path(root) / "config.schema.json", folder)
     (folder / FINISHED).unlink(missing_ok=True)
@@ -189,38 +185,6 @@ def flat(value, path=""):
     }
 
 
-def cut_back(folder, lengths, names):
-    """Cut logs back to the bytes that they had when a checkpoint was taken. A log that is not in
-    `lengths` did not exist then."""
-    for path in [Path(folder) / name for name in names]:
-        size, length = path.stat().st_size if path.exists() else 0, lengths.get(path.name, 0)
-        if size < length:
-            message = "%s: is shorter than when the checkpoint was taken: lines are missing"
-            logger.warning(message, path)
-        elif size > length:
-            try:
-                os.truncate(path, length)
-            except OSError as error:
-                raise RunError(
-                    f"{path}: cannot be cut back to the checkpoint: {error.strerror}"
-                ) from error
-
-
-def set_aside(folder, logs, checkpoints):
-    """If a run that starts over had logged values, move its logs, and any checkpoints, into a new
-    folder. Returns a line that says where, or None."""
-    values = folder / metric_log.FILE
-    if not values.exists() or not values.stat().st_size:
-        return None  # nothing is lost if train.log is appended to
-    former = next(path for n in count(1) if not (path := folder / f"former_{n}").exists())
-    former.mkdir()
-    others = [folder / log for log in logs if log != values.name]
-    # The values come last: without them, nothing more would be moved if this was interrupted.
-    for path in [*checkpoints, *(other for other in others if other.exists()), values]:
-        path.rename(former / path.name)
-    return f"What the run had logged before is in {former}"
-
-
 def write_json(path, value):
     """A JSON file for people to read."""
     atomic_write(path, (json.dumps(value, indent=2) + "\n").encode())
@@ -250,35 +214,13 @@ def source(dataset):
 def git_commit(root):
     """The commit of Rawtree's own checkout, marked if it is not clean; elsewhere that of the user's
     project, without a mark; None outside a checkout."""
-    if PACKAGE or not (Path(root) / ".git").exists():
-        return commit_read(Path.cwd() if PACKAGE else Path(root))
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
-    command += ["--abbrev=40", "--exclude=*"]
+    own = not PACKAGE and (Path(root) / ".git").exists()
+    # In a stranger's folder, to look for changes would run programs that its configuration names.
+    words = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    command = ["git", "-C", Path.cwd() if PACKAGE else root]
+    command += words if own else ["rev-parse", "HEAD"]
     settings = {"capture_output": True, "encoding": "utf-8", "timeout": 10, "check": True}
     try:
         return subprocess.run(command, **settings).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def commit_read(folder):
-    """The commit that is checked out in a folder, or None. Git's files are only read: the folder
-    may be a stranger's, and git itself would run the programs that their configuration names."""
-    with suppress(OSError, ValueError, StopIteration):
-        git = next(path for at in (folder, *folder.parents) if (path := at / ".git").exists())
-        if git.is_file():  # the checkout is another worktree of a repository
-            git = git.parent / text_of(git).removeprefix("gitdir: ")
-        name, texts = "", [text_of(git / "HEAD")]
-        if texts[0].startswith("ref: "):
-            name = texts[0].removeprefix("ref: ")
-            if (git / "commondir").exists():
-                git /= text_of(git / "commondir")
-            files = git / name, git / "packed-refs"
-            texts = [text_of(file) for file in files if file.exists()]
-        found = re.search(rf"^([0-9a-f]{{40,64}})( {re.escape(name)})?$", "\n".join(texts), re.M)
-        return found and found[1]
-    return None
-
-
-def text_of(path):
-    return read_file(path).decode().strip()

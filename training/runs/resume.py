@@ -1,53 +1,52 @@
-"""Resuming: which run, from which of its checkpoints, and what is left to train."""
+"""Resuming a run: find and lock its folder, read the newest whole checkpoint or the one that is
+named, compare config and data, cut the logs back, and restore the state of the trainer."""
 
+import hashlib
+import json
 import logging
 import math
 import os
 import shutil
 from contextlib import contextmanager, suppress
-from glob import escape
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
+import numpy as np
+
 from file_io import check_links, inside, locked, read_json
+from training.base import with_frozen
+from training.checkpoint import storage
 from training.checkpoint.keeper import LOGS
-from training.checkpoint.storage import (
-    Checkpoint,
-    checkpoints,
-    files,
-    lost,
-    newest,
-    read_all,
-    remove_leftovers,
-)
-from training.devices.processes import (
+from training.checkpoint.pretrained import check_frozen
+from training.checkpoint.probe import check_meaning, probe_of
+from training.checkpoint.trees import check_fits, weights_of
+from training.observers import Point
+from training.processes import (
     check_alike,
     check_visible,
     from_first,
     is_first,
+    several,
     together,
 )
-from training.runs import folder as run_folder
-from training.runs.changes import changes
-from training.runs.folder import FINISHED, flat
-from utils import WINDOWS, Damaged, RunError, UserError, first_line, quoted, relative_path
+from training.runs.folder import FINISHED, flat, new_folder
+from training.watching import metric_log
+from utils import WINDOWS, RunError, UserError, cut, first_line, quoted, relative_path
 
 logger = logging.getLogger("main")
 
+# Keys whose values may differ when a run is resumed.
+FREE = ("training.epochs", "training.max_steps", "training.max_seconds", "training.on_nonfinite")
+FREE += ("training.rollbacks", "training.detect_nans", "checkpoint", "logging", "mesh", "sharding")
+FREE += ("model.args.scan", "data.args.threads", "data.args.cache_mb", "data.args.workers")
+SILENT = ("title", "resume", "run_name", "$schema")  # keys that do not change what the run computes
+ABSENT = "(absent)"
+TOKENIZER = "fingerprint of the tokenizer"
 
-class OpenedRun(NamedTuple):
-    """A run's folder, locked for this process."""
 
-    folder: Path
-    checkpoint: Checkpoint | None  # the one to resume from; None if the run has none yet
-    lock: "Lock | None"  # None in all processes except process 0
-    skipped: list  # messages that say what is wrong with newer checkpoints
-    branches: bool = False  # whether a new run begins from the checkpoint
-
-    def unlock(self):
-        """Let other processes train this run."""
-        if self.lock:
-            self.lock.close()
+# The folder of a run.
 
 
 class Locked(RunError):
@@ -74,13 +73,48 @@ class Lock:
         self.handle = None
 
 
+class OpenedRun(NamedTuple):
+    """A run's folder, locked for this process."""
+
+    folder: Path
+    checkpoint: storage.Checkpoint | None  # the one to resume from; None if the run has none yet
+    lock: Lock | None  # None in all processes except process 0
+    skipped: list  # messages that say what is wrong with newer checkpoints
+    branches: bool = False  # whether a new run begins from the checkpoint
+
+    def unlock(self):
+        """Let other processes train this run."""
+        if self.lock:
+            self.lock.close()
+
+    def overridden(self):
+        """This run, to be continued although a callback stopped it, or model/ has changed."""
+        if self.checkpoint is None:
+            return self
+        records = [record | {"stopped": False} for record in self.checkpoint.records]
+        arrays = [
+            {name: array for name, array in each.items() if not name.startswith("probe/")}
+            for each in self.checkpoint.arrays
+        ]
+        return self._replace(checkpoint=self.checkpoint._replace(arrays=arrays, records=records))
+
+
+def is_run(folder):
+    """Whether a run has begun in this folder."""
+    return (folder / "config.json").exists() and (folder / "environment.json").exists()
+
+
+def begun(folder):
+    """When a run was begun, to compare runs."""
+    return (folder / "environment.json").stat().st_mtime_ns
+
+
 def unfinished(base, title, run_name=None):
     """(the OpenedRun of the latest unfinished run of this title, None), or (None, why there is
     none). With a name it is the run of that name, also if it is finished."""
-    name = escape(run_name) if run_name else "*"
-    described = (Path(base) / title).glob(f"{name}/environment.json")
-    folders = [path.parent for path in described if (path.parent / "config.json").exists()]
-    folders = [path for path in folders if not path.is_symlink()]  # it may lead anywhere
+    runs = Path(base) / title
+    folders = [runs / run_name] if run_name else runs.glob("*")
+    folders = [path for path in folders if is_run(path) and not path.is_symlink()]
     reasons = []
     for folder in sorted(folders, key=begun, reverse=True):
         if (folder / FINISHED).exists() and not run_name:
@@ -95,32 +129,52 @@ def unfinished(base, title, run_name=None):
     return None, f"No run of {title} to resume"
 
 
-def begun(folder):
-    """When a run was begun, to compare runs."""
-    return (folder / "environment.json").stat().st_mtime_ns
-
-
 def run_folder_of(named, option="--resume"):
     """The folder of a run; the user may name the folder or one of its checkpoints."""
     named = Path(named)
     folder = named.parent if named.name.startswith("checkpoint-") else named
     if not named.exists():
-        kind = "checkpoint" if folder != named else "folder"
-        present = [path.name for paths in checkpoints(folder).values() for path in paths]
+        if folder != named and (present := storage.checkpoints(folder)):
+            files = ", ".join(path.name for paths in present.values() for path in paths)
+            raise UserError(f"{option} {named}: there is no such checkpoint; {folder} has {files}")
         auto = ", or use --resume auto" if option == "--resume" else ""
-        hint = f"name a run, as saved/<title>/<run>{auto}"
-        if folder != named and present:
-            hint = f"{folder} has {', '.join(present)}"
-        raise UserError(f"{option} {named}: there is no such {kind}; {hint}")
+        raise UserError(
+            f"{option} {named}: there is no such folder; name a run, as saved/<title>/<run>{auto}"
+        )
     if not (folder / "config.json").exists():
-        described = [*folder.glob("*/environment.json"), *folder.parent.glob("environment.json")]
-        near = sorted({path.parent for path in described} - {Path()}, key=begun)
-        runs = [place for place in near if (place / "config.json").exists()]
-        hint = f"; did you mean {quoted(runs[-1])}?" if runs else ""
+        runs = [path for path in (*folder.glob("*"), folder.parent) if is_run(path)]
+        hint = f"; did you mean {quoted(max(runs, key=begun))}?" if runs else ""
         raise UserError(
             f"{option} {named}: is not the folder of a run: it has no config.json{hint}"
         )
     return folder
+
+
+def open_run(folder, name=None):
+    """Lock a run's folder and read the checkpoint to resume from: the one of this name, or the
+    newest valid one."""
+    lock = Lock(folder)
+    try:
+        if name:
+            return OpenedRun(folder, storage.read(folder, name, whole=True), lock, [])
+        checkpoint, errors = storage.newest(folder)
+        if checkpoint is None:
+            refuse_lost_checkpoints(folder, errors)
+        return OpenedRun(folder, checkpoint, lock, [f"{error}; skipped" for error in errors])
+    except BaseException:
+        lock.close()
+        raise
+
+
+def refuse_lost_checkpoints(folder, errors):
+    """Raise if a folder without a valid checkpoint had one: the run must not start over. If there
+    is no sign of one, the process was killed before it had written the first one."""
+    reasons = [*map(str, errors), *storage.evidence_of_lost(folder)]
+    if (folder / FINISHED).exists():
+        reasons.append(f"{FINISHED} is there, so there was a checkpoint")
+    if reasons:
+        lines = "\n  ".join([f"{folder}: no checkpoint of this run can be resumed", *reasons])
+        raise UserError(f"{lines}\nPut back what is missing, or begin a new run")
 
 
 def open_at(named, run_name):
@@ -128,55 +182,15 @@ def open_at(named, run_name):
     checkpoint that is not the newest one, or if it shall have another name. The run of the
     checkpoint is not locked then, since nothing in it will change."""
     folder = run_folder_of(named)
-    if Path(named) != folder:
-        name = checkpoint_named(folder, named)
-        is_newest = name == list(checkpoints(folder))[-1]
-        own_name = read_json(folder / "config.json").get("run_name")
-        if not is_newest or (run_name and run_name not in (own_name, folder.name)):
-            check_links(folder)
-            checkpoint = read_all(name, files(folder, name), whole=True)
-            return OpenedRun(folder, checkpoint, None, [], branches=True)
-    return open_run(folder, named)
-
-
-def branched(opened, run_name, record):
-    """The OpenedRun of a new run, beside the one from which it branches: a folder with the
-    checkpoint and the logs so far. The name is written into the record of the new run."""
-    former = opened.folder
-    own_name = read_json(former / "config.json").get("run_name")
-    record["config"]["run_name"] = run_name = None if run_name == own_name else run_name
-    parent = Path(relative_path(former.absolute().parent))
-
-    def begin():
-        folder = run_folder.new_folder(parent.parent, parent.name, run_name)
-        try:
-            for log in LOGS:
-                if inside(former, log).exists():
-                    shutil.copyfile(former / log, folder / log)
-            for path in files(former, opened.checkpoint.name):
-                copy = shutil.copytree if path.is_dir() else shutil.copyfile
-                copy(path, folder / path.name)
-        except (OSError, shutil.Error) as error:
-            shutil.rmtree(folder)
-            why = getattr(error, "strerror", None) or first_line(error)
-            raise RunError(f"{folder}: {former} cannot be copied: {why}") from error
-        return str(folder)
-
-    folder = Path(from_first(begin))
-    check_visible(folder)
-    return opened._replace(folder=folder, lock=Lock(folder) if is_first() else None)
-
-
-def open_run(folder, named=None):
-    """Lock a run's folder and find the checkpoint to resume from: the one that is named, or the
-    newest valid one."""
-    lock = Lock(folder)
-    try:
-        checkpoint, errors = chosen(folder, named)
-    except BaseException:
-        lock.close()
-        raise
-    return OpenedRun(folder, checkpoint, lock, errors)
+    if Path(named) == folder:
+        return open_run(folder)
+    name = storage.name_of(named)
+    is_newest = name == [None, *storage.checkpoints(folder)][-1]
+    own_name = read_json(folder / "config.json").get("run_name")
+    if is_newest and (not run_name or run_name in (own_name, folder.name)):
+        return open_run(folder, name)
+    check_links(folder)
+    return OpenedRun(folder, storage.read(folder, name, whole=True), None, [], branches=True)
 
 
 def open_by_first(open_folder):
@@ -187,63 +201,40 @@ def open_by_first(open_folder):
     def open_here():
         nonlocal own
         own = open_folder()
-        return own and [str(own.folder), own.checkpoint and own.checkpoint.name, own.branches]
+        return own and [str(own.folder), own.branches]
 
-    names = from_first(open_here)
-    if names is None or is_first():
+    if (found := from_first(open_here)) is None or not several():
         return own
-    folder, name, branches = Path(names[0]), *names[1:]
-    checkpoint = name and read_all(name, files(folder, name), whole=True, verified=True)
-    return OpenedRun(folder, checkpoint, None, [], branches)
+    folder, branches = Path(found[0]), found[1]
+    checkpoint = storage.for_all(folder, lambda: own.checkpoint)
+    return own or OpenedRun(folder, checkpoint, None, [], branches)
 
 
-def chosen(folder, named):
-    """(the checkpoint to resume from, messages that say what is wrong with newer ones)"""
-    if named is None or Path(named) == folder:
-        checkpoint, errors = newest(folder)
-        if checkpoint is None and (folder / FINISHED).exists():
-            errors.append(Damaged(f"{FINISHED} is there, so there was a checkpoint"))
-        if checkpoint is None and (reasons := lost(folder, errors)):
-            lines = "\n  ".join([f"{folder}: no checkpoint of this run can be resumed", *reasons])
-            raise UserError(f"{lines}\nPut back what is missing, or begin a new run")
-        return checkpoint, [f"{error}; skipped" for error in errors]
-    name = checkpoint_named(folder, named)
-    return read_all(name, files(folder, name), whole=True), []
+def branched(opened, run_name, record):
+    """(the OpenedRun of a new run, beside the one from which it branches, with the checkpoint and
+    the logs so far; the record with the name of the new run)."""
+    former = opened.folder
+    own_name = read_json(former / "config.json").get("run_name")
+    run_name = None if run_name == own_name else run_name
+    parent = Path(relative_path(former.absolute().parent))
 
+    def begin():
+        folder = new_folder(parent.parent, parent.name, run_name)
+        try:
+            logs = [former / log for log in LOGS if inside(former, log).exists()]
+            for path in [*logs, *storage.files(former, opened.checkpoint.name)]:
+                copy = shutil.copytree if path.is_dir() else shutil.copyfile
+                copy(path, folder / path.name)
+        except (OSError, shutil.Error) as error:
+            shutil.rmtree(folder)
+            why = getattr(error, "strerror", None) or first_line(error)
+            raise RunError(f"{folder}: {former} cannot be copied: {why}") from error
+        return str(folder)
 
-def checkpoint_named(folder, named):
-    """The name of the checkpoint that a path in a run's folder names."""
-    name = Path(named).stem.split("-replica_")[0]
-    if Path(named) not in files(folder, name):
-        present = ", ".join(checkpoints(folder)) or "none"
-        raise UserError(f"--resume {named}: is not a checkpoint; {folder} has {present}")
-    return name
-
-
-def tidied(opened):
-    """Remove what an interrupted write left, and the log lines after the checkpoint. If the run
-    starts over, move its former log away, and return a line that says so; else return None."""
-    remove_leftovers(opened.folder)
-    if opened.checkpoint:
-        return run_folder.cut_back(opened.folder, opened.checkpoint.record["lengths"], LOGS)
-    return run_folder.set_aside(opened.folder, LOGS, files(opened.folder, "checkpoint-*"))
-
-
-def describe_again(opened, record, sets, root, own_files, override):
-    """Describe a resumed run, and copy the code that trains from now on: evaluations and exports
-    import the copies. A model that computes something else is refused elsewhere."""
-    folder = opened.folder
-    changed = run_folder.changed_code(folder, own_files)
-    if opened.checkpoint is None or opened.branches:  # it starts over, or is another run
-        run_folder.describe(folder, record, sets, root, own_files)
-        return
-    if changed:
-        names = ", ".join(map(str, changed))
-        message = "Your code has changed since the checkpoint: %s; the copies are replaced"
-        logger.warning(message, names)
-    if changed or override or not (folder / "model").exists():
-        run_folder.copy_code(folder, root, own_files)
-    run_folder.update(folder, record, root)
+    folder = Path(from_first(begin))
+    check_visible(folder)
+    opened = opened._replace(folder=folder, lock=Lock(folder) if is_first() else None)
+    return opened, record | {"config": record["config"] | {"run_name": run_name}}
 
 
 @contextmanager
@@ -254,87 +245,244 @@ def holding(folder, resume, record):
         yield None, lambda: None
         return
     check_alike(flat(record["config"]) | {"data": record["data"]})
-    is_new = False
-
-    def open_folder():
-        nonlocal is_new
-        if Path(folder).is_file():
-            raise UserError(f"folder: {folder} is a file; name a folder")
-        is_new = not Path(folder).exists()
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        return open_run(Path(folder))
+    folder = Path(folder)
+    if folder.is_file():
+        raise UserError(f"folder: {folder} is a file; name a folder")
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    opened = open_by_first(lambda: open_run(folder))
 
     def begin():
         if is_first() and resume:
-            former = tidied(opened)
+            former = cut_logs(opened)
             for message in [*opened.skipped, *changed, *([former] if former else [])]:
                 logger.warning(message)
             if opened.checkpoint:
                 log_what_is_left(opened, record["config"]["training"]["epochs"])
 
-    opened = open_by_first(open_folder)
     try:
         with together():
-            if not resume and (opened.checkpoint or (opened.folder / "metrics.jsonl").exists()):
-                epochs = f" of {epochs_of(opened.checkpoint)} epochs" if opened.checkpoint else ""
+            if not resume and (opened.checkpoint or (folder / metric_log.FILE).exists()):
+                epochs = f" of {opened.checkpoint.completed} epochs" if opened.checkpoint else ""
                 raise UserError(
                     f"{folder}: holds a run{epochs} already, as when a cell runs again; "
                     "continue it (resume=True), name another folder, or delete this one: "
                     f"import shutil; shutil.rmtree({str(folder)!r})"
                 )
-            changed = changes(opened, record, resume == "override") if opened.checkpoint else []
+            override = resume == "override"
+            changed = changes(opened, record, override) if opened.checkpoint else []
+            opened = opened.overridden() if override else opened
         yield opened.checkpoint, begin
     finally:
         opened.unlock()
         with suppress(OSError):  # it is not empty, unless the run was refused
             if is_new:
-                Path(folder).rmdir()
+                folder.rmdir()
 
 
-def epochs_of(checkpoint):
-    """How many epochs were trained to their end before a checkpoint."""
-    return checkpoint.record["epoch"] - bool(checkpoint.record["position"])
+# What is left to do.
+
+
+def nothing_left(opened, training, override):
+    """Why there is nothing to resume, or None."""
+    if opened.checkpoint is None:
+        return None
+    folder, record = opened.folder, opened.checkpoint.record
+    finished = (folder / FINISHED).exists()
+    completed, epochs = opened.checkpoint.completed, training.epochs or math.inf
+    why = None
+    if completed > epochs or (completed == epochs and (finished or record["position"])):
+        why = f"has completed {completed} epochs, and training.epochs is {epochs}"
+    elif finished and record["step"] >= (training.max_steps or math.inf):
+        why = (
+            f"has completed {record['step']} steps, and training.max_steps is {training.max_steps}"
+        )
+    elif finished and record["seconds"] >= (training.max_seconds or math.inf):
+        seconds, limit = record["seconds"], training.max_seconds
+        why = f"trained for {seconds:.1f} s, and training.max_seconds is {limit:g}"
+    elif finished and record["stopped"] and not override:
+        return (
+            f"{folder}: a callback stopped it in epoch {record['epoch']}; "
+            "add --override to continue nevertheless"
+        )
+    return why and f"{folder}: {why}; raise it to continue"
 
 
 def log_what_is_left(opened, epochs):
     """Log from where a run of `fit` continues, or why there is nothing left to train."""
-    folder, completed, checkpoint = opened.folder, epochs_of(opened.checkpoint), opened.checkpoint
+    completed, record = opened.checkpoint.completed, opened.checkpoint.record
+    what = f"resuming after step {record['step']}"
     if epochs and completed >= epochs:
-        what = "nothing is trained; raise `epochs` to continue it, or name another folder"
-        logger.info("%s: has completed its %d epochs: %s", folder, completed, what)
-    elif checkpoint.record["stopped"]:
-        what = 'resume="override" continues nevertheless'
-        logger.info("%s: a callback stopped it in epoch %d; %s", folder, completed, what)
-    else:
-        logger.info("%s: resuming after step %d", folder, checkpoint.record["step"])
+        what = (
+            f"has completed its {completed} epochs: nothing is trained; raise `epochs` to continue "
+            "it, or name another folder"
+        )
+    elif record["stopped"]:
+        what = (
+            f'a callback stopped it in epoch {completed}; resume="override" continues nevertheless'
+        )
+    logger.info("%s: %s", opened.folder, what)
 
 
-def nothing_to_resume(opened, training, override):
-    """Why there is nothing to resume, or None."""
+# What has changed.
+
+
+def changes(opened, record, override=False):
+    """What changed in config, facts, data and tokenizer since a run's checkpoint, one line each. A
+    change that is not allowed is refused unless `override` is True."""
     if opened.checkpoint is None:
-        return None
-    record, marked = opened.checkpoint.record, (opened.folder / FINISHED).exists()
-    completed, epochs = epochs_of(opened.checkpoint), training.epochs or math.inf
-    if completed > epochs or (completed == epochs and (marked or record["position"])):
-        return (
-            f"{opened.folder}: has completed {completed} epochs, and training.epochs is {epochs}; "
-            "raise it to continue"
+        return ["There is no checkpoint yet, so the run starts over"]
+    old, new = compared(opened.checkpoint.record), compared(record)
+    lines, refused = [], []
+    for path in {**old, **new}:
+        before, now = old.get(path, ABSENT), new.get(path, ABSENT)
+        if before == now or path in SILENT:
+            continue
+        if path == TOKENIZER and before is not ABSENT:
+            found = "no" if now is ABSENT else "another"
+            raise UserError(
+                f"{opened.folder}: the data has {found} tokenizer, not the run's ({TOKENIZER}: "
+                f"{before[:12]} -> {now[:12]}), so its tokens mean something else to the model, "
+                "also with --override; undo the change of the data or its tokenizer, or begin a "
+                "new run"
+            )
+        shown = [v if v is ABSENT else cut(json.dumps(v), 200) for v in (before, now)]
+        line = f"{path}: {shown[0]} -> {shown[1]}"
+        may_change = any(f"{path}.".startswith(f"{k}.") for k in (*FREE, "facts.total_steps"))
+        (lines if may_change else refused).append(line)
+    if refused and not override:
+        shown = "\n  ".join(refused)
+        raise UserError(
+            f"{opened.folder}: this is not the config, or not the data, of the run\n  {shown}\n"
+            "Undo the change, begin a new run, or add --override "
+            '(fit: resume="override") to continue with it; '
+            f"{', '.join(FREE)} may always change"
         )
-    if marked and (why := nothing_left(record, training)):
-        return f"{opened.folder}: {why}; raise it to continue"
-    if marked and record["stopped"] and not override:
-        return (
-            f"{opened.folder}: a callback stopped it in epoch {record['epoch']}; "
-            "add --override to continue nevertheless"
-        )
+    return [f"Changed: {line}" for line in lines + refused]
+
+
+def compared(record):
+    """{path: value} of all that must be the same when a run is resumed."""
+    facts = {
+        "facts": record["facts"],
+        "fingerprint of the data": record["data"],
+        "fingerprint of the objective": record.get("objective"),
+        "functions in preprocess": record.get("preprocess"),
+    }
+    if tokenizer := record.get("tokenizer"):
+        facts[TOKENIZER] = hashlib.sha256(tokenizer.encode()).hexdigest()
+    return flat(record["config"] | facts)
+
+
+# The logs.
+
+
+def cut_logs(opened):
+    """Remove what an interrupted write left, and the log lines after the checkpoint. If the run
+    starts over, move its former log away, and return a line that says so; else return None."""
+    storage.remove_leftovers(opened.folder)
+    if opened.checkpoint is None:
+        return set_aside(opened.folder)
+    cut_back(opened.folder, opened.checkpoint.record["lengths"], LOGS)
     return None
 
 
-def nothing_left(record, options):
-    """Why a run that has ended after this record of a checkpoint has no budget left, or None."""
-    step, seconds = record["step"], record["seconds"]
-    if options.max_steps is not None and step >= options.max_steps:
-        return f"has completed {step} steps, and training.max_steps is {options.max_steps}"
-    if options.max_seconds is not None and seconds >= options.max_seconds:
-        return f"trained for {seconds:.1f} s, and training.max_seconds is {options.max_seconds:g}"
-    return None
+def cut_back(folder, lengths, names):
+    """Cut logs back to the bytes that they had when a checkpoint was taken. A log that is not in
+    `lengths` did not exist then."""
+    for path in [Path(folder) / name for name in names]:
+        size, length = path.stat().st_size if path.exists() else 0, lengths.get(path.name, 0)
+        if size < length:
+            message = "%s: is shorter than when the checkpoint was taken: lines are missing"
+            logger.warning(message, path)
+        elif size > length:
+            try:
+                os.truncate(path, length)
+            except OSError as error:
+                raise RunError(
+                    f"{path}: cannot be cut back to the checkpoint: {error.strerror}"
+                ) from error
+
+
+def set_aside(folder):
+    """If a run that starts over had logged values, move its logs, and any checkpoints, into a new
+    folder. Returns a line that says where, or None."""
+    values = folder / metric_log.FILE
+    if not values.exists() or not values.stat().st_size:
+        return None  # nothing is lost if train.log is appended to
+    former = next(path for n in count(1) if not (path := folder / f"former_{n}").exists())
+    former.mkdir()
+    others = [path for paths in storage.all_files(folder).values() for path in paths]
+    others += [folder / log for log in LOGS if log != values.name and (folder / log).exists()]
+    # The values come last: without them, nothing more would be moved if this was interrupted.
+    for path in [*others, values]:
+        path.rename(former / path.name)
+    return f"What the run had logged before is in {former}"
+
+
+# The state.
+
+
+def point_of(checkpoint, trainer, folder):
+    """The Point of a checkpoint in the folder of a run. Its seeds are those of the checkpoint,
+    which a rollback may have changed, or new ones if the config has changed (--override)."""
+    record = checkpoint.record
+    now = jax.eval_shape(lambda ts: ts, trainer.replica_states()[0])
+    trees = check_fits(checkpoint, now, len(trainer.replicas.seeds))
+    for tree, ts in zip(trees, trainer.replica_states(), strict=True):
+        tree |= {"halted": np.bool(False), "state": with_frozen(tree["state"], ts.state)}
+    if has_other_seeds(trainer.recipe, record["config"]):
+        for tree, seed in zip(trees, trainer.recipe.seeds, strict=True):
+            tree["seed"] = np.uint32(seed)
+    sums, line_continues = sums_so_far(checkpoint, trainer)
+    if not line_continues:
+        record = record | {"lined": record["position"]}
+    length = record["lengths"].get(metric_log.FILE, 0)
+    with together():
+        rows = metric_log.epoch_rows(folder, length) if is_first() else []
+    history = [row for row in rows if row["epoch"] <= checkpoint.completed]
+    fresh = not record["step"] and not length
+    states = [now._replace(**tree) for tree in trees]
+    return Point(states, record, history, checkpoint, fresh, sums)
+
+
+def sums_so_far(checkpoint, trainer):
+    """(the TrainingSums of an unfinished epoch in a checkpoint, whether its next log line can use
+    them). What is now measured differently starts again."""
+    sums = trainer.training_sums()
+    if not checkpoint.record["position"]:
+        return sums, True
+    stored = [
+        {name.removeprefix("sums/"): a for name, a in arrays.items() if name.startswith("sums/")}
+        for arrays in checkpoint.arrays
+    ]
+    taken = [sums.take(replica, arrays) for replica, arrays in enumerate(stored)]
+    of_epochs, of_lines = zip(*taken, strict=True)
+    if not all(of_epochs):
+        effect = "those of this epoch cover only the rest of it"
+        logger.warning("The metrics have changed since the checkpoint: %s", effect)
+    return sums, all(of_lines)
+
+
+def has_other_seeds(recipe, config):
+    """Whether a recipe has other seeds than the config of a checkpoint."""
+    before, now = config.get("training", {}).get("vary") or {}, recipe.training.vary or {}
+    same_list = list(before.get("seed", ())) == list(now.get("seed", ()))
+    return config.get("seed", recipe.seed) != recipe.seed or not same_list
+
+
+def check_unchanged(trainer, probe, pretrained, checkpoint):
+    """Refuse to start or resume from weights if model/ now computes something else with them."""
+    ts = trainer.replica_states()[0]
+
+    def outputs(*weights):  # weights sharded over processes may be too large for a single host
+        return probe(*(trainer.put_weights(weights) if several() else weights))
+
+    if pretrained:
+        pretrained.check_probe(outputs, ts.params, ts.state)
+    if checkpoint:
+        check_frozen(checkpoint.record, ts.state, checkpoint.name, pretrained)
+        if stored := probe_of(checkpoint.arrays[0]):
+            now = outputs(*weights_of(checkpoint, *ts.evaluated())[0])
+            fix = "add --override to continue with the model as it is now"
+            check_meaning(checkpoint.paths[0], stored, now, fix)

@@ -2,99 +2,182 @@
 of the model's parameters."""
 
 import difflib
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 
 from data_loader.loader import batch_of_copies
-from training.base import TrainState
 from training.checkpoint.pretrained import is_merged, pretrained_from
 from training.checkpoint.storage import check_format
+from training.contracts import check_metrics, explained
 from training.devices.sharding import shard_bytes
-from training.metrics import covers, phase_of
-from training.observers import reported_by
+from training.loss import cross_entropy
+from training.metrics import accuracy, covers, f1, perplexity, phase_of, top_k_accuracy
+from training.objective import outputs, values_of
+from training.observers import name_of, reported_by
 from training.options import monitor_for
+from training.replicas import as_inputs, first_state, first_weights
 from training.rows import per_leaf, plain
-from training.runs.tracing import attempt, trace_numbers, trace_shapes, trace_update
+from training.runs.argument_checks import SUPERVISED
 from utils import UserError, format_bytes, named_leaves
+
+# Losses and metrics that compare the outputs of a model with the number of a class.
+OF_CLASSES = (cross_entropy, accuracy, top_k_accuracy, perplexity, f1)
+SEED = jax.ShapeDtypeStruct((), jnp.uint32)
 
 
 def check_shapes(recipe, example, sizes, resumed=False):
     """The TrainState of a recipe as shapes, once all parts are known to fit. `example` is one of
     the data's, `sizes` are {set: how many examples}."""
-    batches = [shapes_of_batch(example, recipe.loader, name) for name in ("train", "test")]
-    return check_batches(recipe, *batches, sizes, resumed)
-
-
-def check_batches(recipe, batch, held_out, sizes, resumed=False):
-    """As `check_shapes`, for a batch of the training set and one of a held-out set, as shapes."""
+    batch, held_out = (shapes_of_batch(example, recipe.loader, name) for name in ("train", "test"))
+    weights = jax.eval_shape(partial(first_weights, recipe.model), SEED)
+    trained = values_of(recipe.traced(weights, batch, train=True))
+    evaluated = values_of(recipe.traced(weights, held_out, train=False))
+    check_metrics(recipe.metric_plan, trained, evaluated)
     check_phases(recipe.metric_plan, sizes)
     check_sets(recipe.callbacks, sizes)
-    params, state, metrics = trace_shapes(recipe, batch, held_out)
-    reported = {"loss": ["loss"], **reported_names(recipe, metrics)}
-    in_epochs = recipe.sets_monitored(sizes)
-    monitors = {"checkpoint.monitor": recipe.for_sets(sizes).checkpoint.monitor}
-    for i, callback in enumerate(recipe.callbacks):
-        monitor = monitor_for(getattr(callback, "monitor", None), in_epochs, "test_loss")
-        monitors[f"callbacks.{i}.args.monitor"] = monitor
-    check_monitors(monitors, measured_names(["train", *in_epochs], reported, recipe))
-    for part in (recipe.checkpoint, *recipe.callbacks):
-        if hasattr(part, "sign"):
-            part.sign()
+    check_names(recipe, trained, sizes)
     check_format(recipe.checkpoint.format)
     if not resumed or is_merged(recipe.model):
         pretrained = pretrained_from(recipe.training.pretrained, recipe.model)
         if pretrained:
-            pretrained.check(params, state)
+            pretrained.check(*weights)
     for name in ("train", "test"):
         size, option = recipe.loader.of(name).batch_size, recipe.loader.size_option(name)
         recipe.plan.check_batch(size, option)
-    recipe.plan.cuts(params)
+    recipe.plan.cuts(weights[0])
     update = recipe.make_update(unroll=False)
-    opt, ema = attempt("update: its state cannot be made", update.init, params)
-    types = jnp.int32, jnp.uint32, jnp.bool, jnp.float32
-    step, seed, halted, scale = (jax.ShapeDtypeStruct((), dtype) for dtype in types)
-    ts = TrainState(step, seed, params, state, opt, ema, halted, scale)
-    trace_update(update, ts, batch)
+    ts = jax.eval_shape(partial(first_state, update), *weights, SEED)
+    if recipe.has_own_update:
+        jax.eval_shape(update.step, ts, batch, 1)
+    else:  # tracing its gradient would take a second
+        jax.eval_shape(recipe.optimizer.update, ts.params, ts.opt, ts.params)
     if any(recipe.varied_numbers):
-        trace_numbers(recipe, ts, batch)
+        check_varied_numbers(recipe, ts, batch)
     return ts
 
 
+def check_varied_numbers(recipe, ts, batch):
+    """Refuse numbers of training.vary that cannot be inputs of the compiled programs: of the one
+    that draws the first params, and of the step."""
+
+    def step(numbers, ts, batch):
+        with explained("the parts cannot be made of them"):
+            own = recipe.with_numbers(numbers)
+        update = own.make_update(unroll=False)
+        update.init(own.model.init(jax.random.key(0))[0])
+        return update.step(ts, batch, 1)
+
+    numbers = recipe.varied_numbers[0]
+    try:
+        jax.eval_shape(step, as_inputs(numbers), ts, batch)
+    except UserError as error:
+        names = ", ".join(numbers)
+        raise UserError(
+            f"training.vary: {names} cannot all differ within one program: {error}"
+        ) from error
+
+
 def shapes_of_batch(example, loader, set_name):
-    """The shapes of a batch of a set, which its collate_fn makes of copies of one example. The
-    batches of all sets have as many rows as in training, so that they can be compared."""
+    """The shapes of a batch of a set, which its collate_fn makes of copies of one example."""
     copies = batch_of_copies(example, loader.batch_size, loader.of(set_name).collate_fn)
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), copies)
 
 
-def reported_names(recipe, metrics):
-    """{label: the names under which it is reported}. Each must be one number, or a dict of them,
-    unless it is for callbacks alone."""
-    aside = recipe.metric_plan.aside
-    metrics = {label: tree for label, tree in metrics.items() if not aside(label)}
+def check_names(recipe, values, sets):
+    """Refuse metrics that cannot be reported, and monitors of what is not measured. `values` are
+    the shapes of what the objective returns, `sets` the names of all sets."""
+    recipe, in_epochs = recipe.for_sets(sets), recipe.sets_monitored(sets)
+    measured = measured_names(recipe, ["train", *in_epochs], reported_names(recipe, values))
+    best = recipe.checkpoint
+    check_monitor("checkpoint.monitor", best, best.monitor, measured)
+    for i, callback in enumerate(recipe.callbacks):
+        monitor = monitor_for(getattr(callback, "monitor", None), in_epochs, "test_loss")
+        check_monitor(f"callbacks.{i}.args.monitor", callback, monitor, measured)
+        if not getattr(callback, "restore_best", False):
+            continue
+        if monitor not in (best.monitor, None) or (best.monitor and callback.sign() != best.sign()):
+            raise UserError(
+                f"callbacks: {name_of(callback)}: restore_best restores the best checkpoint by "
+                f"checkpoint.monitor, which is {best.monitor}, and it watches {monitor}; "
+                "name the same metric in both, with the same mode"
+            )
+
+
+def reported_names(recipe, values):
+    """{label: the names under which it is reported}, with the loss. Each must be one number, or a
+    dict of them, unless it is for callbacks alone."""
+    metrics = {k: v for k, v in values.items() if k != "loss" and not recipe.metric_plan.aside(k)}
     means = per_leaf(lambda a: jax.ShapeDtypeStruct(plain(a).shape[1:], jnp.float32), metrics)
-    reported = {label: {} for label in metrics}
-    finished = attempt("metrics: the means cannot be finished", recipe.objective.finish, means)
-    for name, leaf in named_leaves(finished).items():
-        reported.setdefault(name.split("/")[0], {})[name] = leaf
-    for label, leaves in reported.items():
-        if not jax.tree.leaves((leaves, metrics.get(label))):  # a `finish` may leave values out
+    names = {"loss": ["loss"], **{label: [] for label in metrics}}
+    for name, leaf in named_leaves(jax.eval_shape(recipe.objective.finish, means)).items():
+        if leaf.shape != ():
+            raise UserError(
+                f"metrics: {name} ends with shape {leaf.shape}; "
+                "return a number, give the function a `finish`, or use mode CONCAT"
+            )
+        names.setdefault(name.split("/")[0], []).append(name.replace("/", "_"))
+    for label, tree in metrics.items():
+        if not names[label] and not jax.tree.leaves(tree):  # a `finish` may leave values out
             raise UserError(f"metrics: {label} returns nothing; return a number")
-        for name, leaf in leaves.items():
-            if leaf.shape != ():
-                raise UserError(
-                    f"metrics: {name} ends with shape {leaf.shape}; "
-                    "return a number, give the function a `finish`, or use mode CONCAT"
-                )
-    names = {k: [name.replace("/", "_") for name in leaves] for k, leaves in reported.items()}
-    flat = ["loss", *(name for group in names.values() for name in group)]
+    flat = [name for group in names.values() for name in group]
     if twice := {name for name in flat if flat.count(name) > 1}:
         raise UserError(
             f"metrics: {', '.join(sorted(twice))}: two of them have this name; "
             "give labels: {label: metric, ...}"
         )
     return names
+
+
+def measured_names(recipe, sets, reported):
+    """All names under which something is measured at the end of an epoch."""
+    metric_plan, names = recipe.metric_plan, []
+    for set_name in sets:
+        labels = metric_plan.modes(reported, phase_of(set_name), "EPOCH")
+        names += [f"{set_name}_{name}" for label in labels for name in reported[label]]
+    norms = [norm for norm in ("gradient_norm", "parameter_norm") if norm in metric_plan.needs]
+    own = [name for c in recipe.callbacks for name in reported_by(c, sets)]
+    return [*names, *own, *norms, *recipe.rates]
+
+
+def check_monitor(where, part, monitor, measured):
+    """Refuse the monitor of a part that is never measured, or whose direction is unknown. The hint
+    names metrics of the same set only: the training loss, say, cannot replace the test loss."""
+    if monitor is not None and monitor not in measured:
+        set_name = monitor.split("_")[0]
+        sets = {name.split("_")[0] for name in measured}
+        hint = ""
+        if set_name in ("val", "test") and set_name not in sets:
+            hint = f"; no epoch evaluates a set {set_name!r}"
+            hint += " (loader.val_size holds out a validation set)"
+        else:
+            meant = difflib.get_close_matches(set_name, sets, n=1)
+            same = [name for name in measured if [name.split("_")[0]] == meant]
+            if near := difflib.get_close_matches(monitor, same, n=1):
+                hint = f"; did you mean {near[0]!r}?"
+        raise UserError(f"{where}: {monitor!r} is not measured{hint} ({', '.join(measured)})")
+    if hasattr(part, "sign"):
+        part.sign()
+
+
+def check_classes(parts, recipe, template):
+    """Refuse a model with fewer outputs than its data has classes or tokens, where the loss or a
+    metric compares them: it would be NaN, or never right, for a class without an output."""
+    functions = [parts.loss, *(rule.function for rule in recipe.metric_plan.rules.values())]
+    compares = any(getattr(function, "func", function) in OF_CLASSES for function in functions)
+    if not compares or getattr(parts.objective, "func", parts.objective) not in SUPERVISED:
+        return
+    x, labels = shapes_of_batch(parts.data.example, recipe.loader, "train")
+    classes, tokens = (getattr(parts.data, n, None) for n in ("num_classes", "vocab_size"))
+    count, is_text = (tokens, True) if classes is None else (classes, False)
+    made = partial(outputs, recipe.model, recipe.preprocess)
+    shape = getattr(jax.eval_shape(made, template.params, template.state, x), "shape", ())
+    labels = labels["target"] if isinstance(labels, dict) and "target" in labels else labels
+    of_labels = shape[:-1] == getattr(labels, "shape", None) and len(shape) > 1 + is_text
+    if count and of_labels and jnp.issubdtype(labels.dtype, jnp.integer) and shape[-1] < count:
+        what = "tokens: raise vocab_size" if is_text else "classes: raise num_classes"
+        raise UserError(f"model: has {shape[-1]} outputs for {count} {what}, or leave it out")
 
 
 def check_phases(metric_plan, sets):
@@ -119,37 +202,6 @@ def check_sets(callbacks, sets):
                 raise UserError(
                     f"callbacks.{i}.args.sets: no held-out set {name!r}; there are: {names}"
                 )
-
-
-def measured_names(sets, reported, recipe):
-    """All names under which something is measured at the end of an epoch."""
-    metric_plan, names = recipe.metric_plan, []
-    for set_name in sets:
-        labels = metric_plan.modes(reported, phase_of(set_name), "EPOCH")
-        names += [f"{set_name}_{name}" for label in labels for name in reported[label]]
-    norms = [norm for norm in ("gradient_norm", "parameter_norm") if norm in metric_plan.needs]
-    own = [name for c in recipe.callbacks for name in reported_by(c, sets)]
-    return [*names, *own, *norms, *recipe.rates]
-
-
-def check_monitors(monitors, measured):
-    """Refuse {place in the config: metric} whose metric is never measured. The hint names metrics
-    of the same set only, since the training loss, say, cannot replace the test loss."""
-    for where, monitor in monitors.items():
-        if monitor is None or monitor in measured:
-            continue
-        set_name = monitor.split("_")[0]
-        sets = {name.split("_")[0] for name in measured}
-        hint = ""
-        if set_name in ("val", "test") and set_name not in sets:
-            hint = f"; no epoch evaluates a set {set_name!r}"
-            hint += " (loader.val_size holds out a validation set)"
-        else:
-            meant = difflib.get_close_matches(set_name, sets, n=1)
-            same = [name for name in measured if [name.split("_")[0]] == meant]
-            if near := difflib.get_close_matches(monitor, same, n=1):
-                hint = f"; did you mean {near[0]!r}?"
-        raise UserError(f"{where}: {monitor!r} is not measured{hint} ({', '.join(measured)})")
 
 
 def count(params):

@@ -11,22 +11,30 @@ import jax
 
 from data_loader.base import class_names, loaded, tokenizer_json
 from data_loader.loader import held_out
+from training import processes
 from training.base import has_frozen
 from training.checkpoint.pretrained import check_arguments
-from training.devices import processes
-from training.devices.processes import check_alike, from_first, is_first, several, together
+from training.checkpoint.trees import check_fits
 from training.devices.sharding import Plan
 from training.devices.signals import end_at_signals
 from training.fit import train_recipe
 from training.observers import check_callbacks, check_observers
 from training.preprocess import bound, fitted, recorded_statistics, with_statistics
+from training.processes import check_alike, from_first, is_first, several, together
 from training.recipe import compose
 from training.runs import folder as run_folder
-from training.runs import recovery, resume
-from training.runs.argument_checks import check_classes
-from training.runs.changes import changes
+from training.runs.resume import (
+    branched,
+    changes,
+    cut_logs,
+    nothing_left,
+    open_at,
+    open_by_first,
+    open_run,
+    unfinished,
+)
 from training.runs.sets import split_sets
-from training.runs.shape_check import check_shapes, count
+from training.runs.shape_check import check_classes, check_shapes, count
 from training.watching.console import be_silent, check_logging, set_up_logging
 from utils import DONE, STOPPED, UserError, format_bytes, peak_of_process, shown_if_slow
 
@@ -55,15 +63,26 @@ def sizes_of(parts):
 
 
 def train(parts, root, named=None, override=False, temporary=None, observers=()):
-    """Begin a run, or resume the one that is named: a folder, a checkpoint, or auto. `temporary` is
-    a folder to delete when the process ends early; `observers` are added to those of every run."""
+    """Begin a run, or resume the one that is named (a folder, a checkpoint, or auto), train it, and
+    return the exit code. `temporary` is a folder to delete when the process ends early; `observers`
+    are added to those of every run."""
     if parts.beyond:
         raise UserError("\n".join(parts.beyond))
     with ExitStack() as at_end:
+
+        def hold(opened, is_new):
+            """Unlock the run at the end, however it ends, and delete the folder of a new run that
+            has not begun."""
+            if is_new:
+                at_end.push(partial(delete_if_refused, opened.folder))
+            at_end.callback(opened.unlock)
+            if not several():  # until the loop handles signals; with several processes, JAX does
+                end_at_signals(opened.folder, temporary, is_new)
+
         opened, why_new = open_named(parts, named or parts.resume)
         is_new = opened is None
         if opened:
-            at_end.callback(opened.unlock)
+            hold(opened, is_new=False)
         check_alike(run_folder.flat(parts.config))
         check_logging(root)
         if not is_first():
@@ -72,7 +91,7 @@ def train(parts, root, named=None, override=False, temporary=None, observers=())
             recipe, template = checked_recipe(parts, resumed=not is_new)
         recipe.plan.on_devices()
         options = parts.training
-        end = opened and from_first(lambda: resume.nothing_to_resume(opened, options, override))
+        end = opened and from_first(lambda: nothing_left(opened, options, override))
         if end:
             if is_first():
                 print(end)
@@ -80,21 +99,17 @@ def train(parts, root, named=None, override=False, temporary=None, observers=())
         as_built = parts
         if is_new:
             opened = new_run(parts, root, why_new)
-            at_end.push(partial(delete_if_refused, opened.folder))
-            at_end.callback(opened.unlock)
-        if not several():  # until the loop handles signals; with several processes, JAX does
-            end_at_signals(opened.folder, temporary, is_new)
+            hold(opened, is_new=True)
         parts, sets, record = with_data(opened, parts, recipe)
         with together():
             changed = [] if is_new else changes(opened, record, override)
-            recovery.check_fits(opened.checkpoint, template, parts.training.replicas)
+            opened = opened.overridden() if override else opened
+            if opened.checkpoint:
+                check_fits(opened.checkpoint, template, parts.training.replicas)
         former = opened.folder
         if opened.branches:
-            opened = resume.branched(opened, parts.run_name, record)
-            at_end.push(partial(delete_if_refused, opened.folder))
-            at_end.callback(opened.unlock)
-            if not several():
-                end_at_signals(opened.folder, temporary, new=True)
+            opened, record = branched(opened, parts.run_name, record)
+            hold(opened, is_new=True)
         if parts is not as_built:  # preprocessing has its statistics now
             recipe = compose(parts, recipe.plan)
 
@@ -106,7 +121,7 @@ def train(parts, root, named=None, override=False, temporary=None, observers=())
                     if is_new:
                         run_folder.describe(opened.folder, *described)
                     else:
-                        begin_again(opened, former, changed, *described, override)
+                        begin_again(opened, former, changed, *described)
             announce(parts, sets, opened, template)
 
         done = train_in_folder(opened, recipe, sets, record, observers, begin)
@@ -136,18 +151,18 @@ def open_named(parts, named):
     def open_here():
         nonlocal why_new
         if named == "auto":
-            opened, why_new = resume.unfinished(parts.checkpoint.dir, parts.title, parts.run_name)
+            opened, why_new = unfinished(parts.checkpoint.dir, parts.title, parts.run_name)
             return opened
-        return resume.open_at(named, parts.run_name) if named else None
+        return open_at(named, parts.run_name) if named else None
 
-    return resume.open_by_first(open_here), why_new
+    return open_by_first(open_here), why_new
 
 
 def new_run(parts, root, why_new):
     """A new OpenedRun, to which log lines are written; `why_new` says why there was no run to
     resume."""
     new_folder = partial(run_folder.new_folder, parts.checkpoint.dir, parts.title, parts.run_name)
-    opened = resume.open_by_first(lambda: resume.open_run(new_folder()))
+    opened = open_by_first(lambda: open_run(new_folder()))
     if is_first():
         set_up_logging(root, opened.folder / "train.log")
     if why_new:
@@ -155,10 +170,10 @@ def new_run(parts, root, why_new):
     return opened
 
 
-def begin_again(opened, former, changed, record, sets, root, own_files, override):
+def begin_again(opened, former, changed, record, sets, root, own_files):
     """Change the folder of a resumed run for the first time, and log what has changed since the
     `former` one, from which a new run may branch."""
-    lost = resume.tidied(opened)
+    lost = cut_logs(opened)
     set_up_logging(root, opened.folder / "train.log")
     if opened.branches:
         logger.info("A new run begins from %s", opened.checkpoint.paths[0])
@@ -166,7 +181,14 @@ def begin_again(opened, former, changed, record, sets, root, own_files, override
         logger.warning(message)
     for change in [*changed, *([lost] if lost else [])]:
         logger.info(change)
-    resume.describe_again(opened, record, sets, root, own_files, override)
+    if opened.checkpoint is None or opened.branches:  # it starts over, or is another run
+        run_folder.describe(opened.folder, record, sets, root, own_files)
+        return
+    if changed_code := run_folder.changed_code(opened.folder, own_files):
+        names = ", ".join(map(str, changed_code))
+        message = "Your code has changed since the checkpoint: %s; the copies are replaced"
+        logger.warning(message, names)
+    run_folder.update(opened.folder, record, root, own_files)
 
 
 def with_data(opened, parts, recipe):

@@ -1,7 +1,7 @@
 """A run as observers see it: everything can be read, nothing can be set."""
 
 from copy import deepcopy
-from functools import partial
+from functools import cached_property, partial
 from types import MappingProxyType
 
 import jax
@@ -9,18 +9,12 @@ import jax
 from data_loader.tokenizers.saved import from_json
 from model.generate import generate
 from training.devices.placing import fetched
-from training.devices.processes import several
 from training.objective import outputs, with_precision
-from training.watching.publish import Publisher
+from training.processes import several
 from utils import UserError
 
-READ = ("epoch", "epochs", "steps", "position", "step", "params", "state", "states", "stopped")
-READ += ("signal", "finished", "completed", "row", "throughput", "within_epoch", "resumed", "sums")
-READ += ("each_step", "line_position", "untested")
-SHOWN = ("evaluated", "metrics", "arrays", "per_step", "history", "sets", "folder", "config")
-SHOWN += ("publish", "learning_rate()", "model", "apply(x)", "predict(x)")
-SHOWN += ("classes", "tokenizer", "first_examples(count)", "generate(prompts, tokens, ...)")
-SHOWN += ("sample(labels, ...)",)
+# What a Run has besides, which is not for observers.
+HIDDEN = {"trainer", "best", "restored", "evaluated_weights", "record", "go_to", "published"}
 
 
 class View:
@@ -58,27 +52,41 @@ class View:
     """
 
     def __init__(
-        self,
-        run,
-        learning_rate,
-        *,
-        recipe=None,
-        sets=None,
-        folder=None,
-        config=None,
-        publish=None,
-        classes=None,
-        tokenizer=None,
+        self, run, recipe, learning_rate, *, sets, folder, config, publish, classes, tokenizer
     ):
-        sets, publish = MappingProxyType(sets or {}), publish or Publisher()
-        vars(self).update(sets=sets, folder=folder, publish=publish, classes=classes)
-        vars(self).update(learning_rate=learning_rate, _run=run, _config=config or {})
-        if recipe:
-            model = with_precision(recipe.model, recipe.training.precision)
-            programs = [jax.jit(partial(outputs, model, fns)) for fns in ((), recipe.preprocess)]
-            vars(self).update(model=recipe.model, _apply=programs[0], _predict=programs[1])
-            vars(self).update(_writer=model)
-        vars(self).update(_recipe=recipe, _tokenizer=tokenizer)
+        model = with_precision(recipe.model, recipe.training.precision)
+        vars(self).update(
+            model=recipe.model,
+            learning_rate=learning_rate,
+            sets=MappingProxyType(sets),
+            folder=folder,
+            publish=publish,
+            classes=classes,
+            _run=run,
+            _recipe=recipe,
+            _config=config,
+            _tokenizer=tokenizer,
+            _writer=model,
+            _apply=jax.jit(partial(outputs, model, ())),
+            _predict=jax.jit(partial(outputs, model, recipe.preprocess)),
+        )
+
+    @property
+    def config(self):
+        return deepcopy(self._config)
+
+    @property
+    def history(self):
+        return tuple(dict(row) for row in self._run.history)
+
+    @property
+    def per_step(self):
+        each = self._run.each_step
+        return {name.removeprefix("train_"): array for name, array in each.items()}
+
+    @cached_property
+    def tokenizer(self):  # made only if a callback uses it, since that may take a second
+        return self._tokenizer and from_json(self._tokenizer)
 
     def apply(self, x):
         return self._apply(*self._run.evaluated_weights(), x)
@@ -110,33 +118,19 @@ class View:
             return jax.device_put(jax.tree.map(fetched, weights), jax.local_devices()[0])
         return weights
 
+    def __dir__(self):
+        names = {*super().__dir__(), *dir(self._run)} - HIDDEN
+        return [name for name in names if not name.startswith("_")]
+
     def __getattr__(self, name):
-        run = vars(self)["_run"]
-        if name in ("metrics", "arrays"):
-            return MappingProxyType(dict(getattr(run, name)))
-        if name == "per_step":
-            each = {key.removeprefix("train_"): array for key, array in run.each_step.items()}
-            return MappingProxyType(each)
-        if name == "tokenizer":  # made only if a callback uses it, since that may take a second
-            text = vars(self)["_tokenizer"]
-            vars(self)["tokenizer"] = text and from_json(text)
-            return vars(self)["tokenizer"]
-        if name == "history":
-            return tuple(dict(row) for row in run.history)
-        if name == "config":
-            return deepcopy(vars(self)["_config"])
-        if name == "evaluated":
-            return tuple(run.evaluated)
-        if name in READ:
-            return getattr(run, name)
-        names = ", ".join((*READ, *SHOWN))
-        raise AttributeError(f"a callback sees no {name!r} of a run; there are {names}")
+        if name.startswith("_") or name not in dir(self):
+            names = ", ".join(sorted(dir(self)))
+            raise AttributeError(f"a callback sees no {name!r} of a run; there are {names}")
+        value = getattr(self._run, name)
+        return MappingProxyType(dict(value)) if name in ("metrics", "arrays") else value
 
     def __setattr__(self, name, value):
         raise AttributeError(
             f"a callback only reads the run, so {name!r} cannot be set; "
             "return {'stop': True} or {'lr_scale': x}"
         )
-
-    def __delattr__(self, name):
-        raise AttributeError(f"a callback only reads the run: {name!r} cannot be deleted")

@@ -13,10 +13,8 @@ import pytest
 
 from training.base import TrainState
 from training.checkpoint import storage
-from training.checkpoint.background import Background
-from training.checkpoint.choice import checkpoint_at
-from training.checkpoint.keeper import Keeper
-from training.checkpoint.retention import Kept, protect
+from training.checkpoint.keeper import Keeper, Kept, protect
+from training.checkpoint.storage import checkpoint_at
 from training.observers import SAVES, Snapshot, is_due_at_end
 from training.options import CheckpointOptions
 from utils import RunError, UserError
@@ -31,7 +29,7 @@ def a_run(epoch, epochs=99, position=0, step=None, **metrics):
     """What the keeper reads of a Run; an epoch has 10 steps."""
     step = epoch * 10 + position if step is None else step
     fields = {"epoch": epoch, "completed": epoch, "epochs": epochs, "position": position}
-    fields |= {"step": step, "finished": epoch == epochs and not position}
+    fields |= {"step": step, "finished": epoch == epochs and not position, "signal": None}
     history = [{"epoch": epoch, **metrics}] if fields["completed"] else []
     row = {"epoch": epoch, "step": step, "end_of_epoch": True} | metrics
     row = {} if position or not epoch else row
@@ -129,7 +127,7 @@ def test_a_lost_checkpoint_that_was_the_best_is_named(tmp_path):
     assert epochs_kept(tmp_path, [1, 2], keep=1) == [1, 2]
     (tmp_path / "checkpoint-epoch_1.params").unlink()
     why = "checkpoint-epoch_2 was not the first one: there was checkpoint-epoch_1"
-    assert storage.lost(tmp_path, []) == [why]
+    assert list(storage.evidence_of_lost(tmp_path)) == [why]
 
 
 def test_a_value_that_equals_the_best_is_no_reason_to_write(tmp_path):
@@ -228,6 +226,8 @@ def test_the_best_checkpoint_stays_the_best_when_it_is_written_again(tmp_path):
     keeper.wait()
     assert names(tmp_path) == ["checkpoint-epoch_2", "checkpoint-epoch_4"]
     two = CheckpointOptions(monitor="test_loss", save_top_k=2)
+    one = CheckpointOptions(monitor="test_loss", save_top_k=1)
+    assert Kept().add("a", 1.0, one).add("a", 1.0, one).best == (["a", 1.0],)
     kept = Kept().add("a", 1.0, two).add("b", 2.0, two).add("a", 1.5, two)
     assert kept.best == (["a", 1.5], ["b", 2.0])
 
@@ -361,8 +361,8 @@ def test_a_damaged_checkpoint_is_named_and_skipped(tmp_path):
         ({"epoch": 0, "position": 1}, "contradict each other"),
         ({"lined": 2**30}, "contradict each other"),
         ({"replica": 1}, "contradict each other"),
-        ({"format": 4}, "was written by a newer version"),
-        ({"format": 1}, "was written by an earlier version"),
+        ({"format": 4}, "was written by another version, in format 4"),
+        ({"format": 1}, "was written by another version, in format 1"),
         ({"step": True}, "no valid step"),
     ],
 )
@@ -381,9 +381,13 @@ def test_an_invalid_record_is_an_error_even_if_the_digest_is_right(tmp_path, cha
 @pytest.mark.parametrize(
     ("run", "level", "message"),
     [
-        (a_run(0, position=3, step=3), "INFO", "yet, since no epoch was completed"),
-        (a_run(1, val_loss=2.0), "WARNING", "test_loss was not measured at the end of any epoch"),
-        (a_run(1, test_loss=np.nan), "WARNING", "test_loss was NaN or infinite at the end of"),
+        (a_run(0, position=3, step=3), "INFO", "checkpoint.monitor, test_loss, was not measured"),
+        (a_run(1, val_loss=2.0), "WARNING", "checkpoint.monitor, test_loss, was not measured"),
+        (
+            a_run(1, test_loss=np.nan),
+            "WARNING",
+            "test_loss, was NaN or infinite",
+        ),
         (a_run(1, test_loss=2.0), "INFO", "Best by test_loss: "),
     ],
 )
@@ -417,7 +421,7 @@ def test_a_full_disk_stops_the_run_and_keeps_earlier_checkpoints(tmp_path, monke
     before = (tmp_path / "checkpoint-epoch_1.params").read_bytes()
     fill_disk(monkeypatch)
     end_epoch(keeper, a_run(2))
-    keeper.background.join()
+    keeper.join()
     message = r"checkpoint-epoch_2\.params: cannot be written: No space left on device"
     with pytest.raises(RunError, match=message):
         keeper.check()
@@ -500,19 +504,6 @@ def test_training_continues_while_a_checkpoint_is_written(tmp_path, monkeypatch)
     assert names(tmp_path) == ["checkpoint-epoch_1", "checkpoint-epoch_2"]
 
 
-def test_an_error_in_the_background_is_raised_once_by_check():
-    background = Background()
-
-    def fail():
-        raise ZeroDivisionError
-
-    background.start(fail)
-    background.join()
-    with pytest.raises(ZeroDivisionError):
-        background.check()
-    background.check()
-
-
 def test_a_checkpoint_that_an_evaluator_protects_is_deleted_once_it_is_not(tmp_path):
     keeper = Keeper(tmp_path, CheckpointOptions(keep=1))
     left = []
@@ -557,7 +548,7 @@ def test_a_folder_whose_replacement_was_never_completed_is_listed(tmp_path):
     (tmp_path / ".checkpoint-epoch_1.orbax.former").mkdir()
     (tmp_path / ".checkpoint-epoch_2.orbax.former").mkdir()
     (tmp_path / "checkpoint-epoch_2.orbax").mkdir()
-    listed = [path.name for path in storage.files(tmp_path, "checkpoint-*")]
+    listed = [path.name for paths in storage.all_files(tmp_path).values() for path in paths]
     assert listed == ["checkpoint-epoch_1.orbax", "checkpoint-epoch_2.orbax"]
 
 

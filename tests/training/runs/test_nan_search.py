@@ -123,7 +123,7 @@ def test_names_the_line_of_the_model_that_called_a_layer():
     assert message.startswith("mul made the first inf, in the forward pass: model/layers/norm.py:")
     assert "in layer_norm (`return add_bias(params, y * params[" in message
     caller = line_of(apply).partition(" (")[0]
-    assert f"`), called from {caller}, with norm/scale; it got " in message
+    assert f"`), called from {caller}, after norm/scale; it got " in message
 
 
 def root(x):

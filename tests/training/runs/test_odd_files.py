@@ -6,7 +6,7 @@ import json
 import pytest
 
 from file_io import is_alike, parse_json, read_json
-from training.checkpoint.retention import protected
+from training.checkpoint.keeper import protected
 from training.preprocess import is_statistic
 from training.runs.evaluate import rows
 from training.runs.folder import changes_of_environment

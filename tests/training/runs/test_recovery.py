@@ -7,6 +7,8 @@ import logging
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -78,7 +80,7 @@ class WithPosition(Batches):
         return self.start_from(batch)
 
 
-def train(folder, data=(X, Y), model=MODEL, **settings):
+def train(folder, data=(X, Y), model=MODEL, test=None, **settings):
     settings = {
         "optimizer": adam(lr=0.01),
         "epochs": EPOCHS,
@@ -86,7 +88,8 @@ def train(folder, data=(X, Y), model=MODEL, **settings):
         "log": {"every_steps": 3},
         "seed": 5,
     } | settings
-    return fit(model, data, data if isinstance(data, tuple) else (X, Y), folder=folder, **settings)
+    test = test or (data if isinstance(data, tuple) else (X, Y))
+    return fit(model, data, test, folder=folder, **settings)
 
 
 @cache
@@ -179,6 +182,140 @@ def test_a_resumed_run_ends_with_the_same_bits_and_rows(tmp_path, form, stop):
     assert_same(resumed, undisturbed)
     assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
     assert [r["epoch"] for r in resumed.history] == [r["epoch"] for r in undisturbed.history]
+
+
+class Interrupting:
+    """A test set. While it is evaluated for the `number`-th time, the process gets a signal."""
+
+    def __init__(self, number=None, sent=signal.SIGTERM):
+        self.number, self.sent, self.evaluations = number, sent, 0
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, i):
+        self.evaluations += i == 30
+        if i == 30 and self.evaluations == self.number:
+            os.kill(os.getpid(), self.sent)
+        return X[i], Y[i]
+
+
+def train_with_evaluations_every_3_steps(folder, test, **settings):
+    monitored = {"every_steps": 2, "monitor": "test_loss", "save_top_k": 2, "keep": 2}
+    plateau = reduce_on_plateau("test_loss", patience=1, min_delta=10.0)
+    return fit(
+        mlp((6,), 3, dims=(16,), dropout=0.2), (X, Y), test, folder=folder, optimizer=adam(lr=0.01),
+        epochs=EPOCHS, batch_size=32, eval_batch_size=10, eval_every={"steps": 3}, seed=5,
+        log={"every_steps": 3}, checkpoint=CheckpointOptions(**monitored),
+        callbacks=[plateau, early_stopping(patience=100)], **settings,
+    )  # fmt: skip
+
+
+KILLED = """
+import signal, sys
+from pathlib import Path
+from tests.training.runs.test_recovery import *
+test = Interrupting(int(sys.argv[2]), signal.SIGKILL)
+train_with_evaluations_every_3_steps(Path(sys.argv[1]), test)
+"""
+
+
+# The evaluations are at steps 3, 6, 9, ..., 21; an epoch has 7 steps, so that the last one is at
+# the end of an epoch.
+@pytest.mark.parametrize("number", [2, 5, pytest.param(7, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sent", ["SIGTERM", pytest.param("SIGKILL", marks=pytest.mark.slow)])
+def test_a_run_interrupted_in_an_evaluation_within_an_epoch_ends_with_the_same_bits_and_rows(
+    tmp_path, number, sent
+):
+    undisturbed = train_with_evaluations_every_3_steps(tmp_path / "whole", Interrupting())
+    if sent == "SIGTERM":
+        cut = train_with_evaluations_every_3_steps(tmp_path / "cut", Interrupting(number))
+        assert cut.step == 3 * number and cut.cut_short and cut.signal == sent
+    else:
+        arguments = [sys.executable, "-c", KILLED, str(tmp_path / "cut"), str(number)]
+        root = Path(__file__).resolve().parents[3]
+        assert subprocess.run(arguments, cwd=root).returncode == -signal.SIGKILL
+    resumed = train_with_evaluations_every_3_steps(tmp_path / "cut", Interrupting(), resume=True)
+    assert_same(resumed, undisturbed)
+    assert resumed.finished
+    assert resumed.best.name == undisturbed.best.name
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+    evaluated = [row["step"] for row in rows(tmp_path / "cut") if "test_loss" in row]
+    assert evaluated == [3, 6, 9, 12, 15, 18, 21]
+
+
+@pytest.mark.parametrize("number", [5, 7])
+def test_a_run_whose_budget_ends_at_an_evaluation_resumes_that_before_it_ends(tmp_path, number):
+    settings = {"max_steps": 3 * number}
+    undisturbed = train_with_evaluations_every_3_steps(
+        tmp_path / "whole", Interrupting(), **settings
+    )
+    for test in (Interrupting(number), Interrupting()):
+        resumed = train_with_evaluations_every_3_steps(
+            tmp_path / "cut", test, resume=True, **settings
+        )
+    assert_same(resumed, undisturbed)
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+    assert resumed.completed == undisturbed.completed
+    assert resumed.best.name == undisturbed.best.name
+
+
+def test_a_final_evaluation_that_a_signal_cut_off_can_make_its_checkpoint_the_best(tmp_path):
+    """The budget ends the run within an epoch, at a step without an evaluation."""
+    settings = {"max_steps": 17, "checkpoint": {"monitor": "test_loss"}, "eval_batch_size": 10}
+    undisturbed = train(tmp_path / "whole", test=Interrupting(), **settings)
+    for test in (Interrupting(3), Interrupting()):
+        resumed = train(tmp_path / "cut", test=test, resume=True, **settings)
+    assert resumed.best.name == undisturbed.best.name == "checkpoint-step_17"
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+
+
+def test_a_run_that_has_spent_its_seconds_resumes_for_its_test_alone(tmp_path):
+    settings = {"epochs": None, "max_seconds": 0.01, "test_at": "end", "eval_batch_size": 10}
+    stopped = train(tmp_path, test=Interrupting(1), **settings)
+    resumed = train(tmp_path, test=Interrupting(), resume=True, **settings)
+    assert stopped.signal == "SIGTERM" and resumed.step == stopped.step
+    assert "test_loss" in resumed.metrics
+
+
+def test_a_value_that_an_observer_returned_counts_for_one_evaluation(tmp_path):
+    class Probe:
+        def __init__(self):
+            self.every = {"steps": 4}
+
+        def on_evaluated(self, run, name, values):
+            return {"values": {"test_probe": run.step}} if name == "test" else None
+
+    train(tmp_path, callbacks=[Probe()], eval_every={"steps": 2}, epochs=2)
+    measured = [row for row in rows(tmp_path) if row.get("evaluation")]
+    assert [row["step"] for row in measured] == [2, 4, 6, 8, 10, 12]
+    assert [row.get("test_probe") for row in measured] == [None, 4, None, 8, None, 12]
+
+
+def test_observers_forget_what_came_after_the_point_to_which_a_run_goes_back(tmp_path):
+    settings = {"on_nonfinite": "rollback", "checkpoint": {"every_epochs": 5}}
+    settings |= {"eval_every": {"steps": 1}, "callbacks": [early_stopping(patience=50)]}
+    assert bad_step() > 1
+    assert train(tmp_path, Poison(bad_reads=1), **settings).finished
+
+
+def test_a_run_continues_from_a_checkpoint_that_was_renamed(tmp_path):
+    train(tmp_path, epochs=1)
+    (path,) = tmp_path.glob("*.params")
+    path.rename(path.with_name("checkpoint-mine.params"))
+    assert train(tmp_path, resume="override", epochs=2).finished
+
+
+def test_an_observer_may_evaluate_though_nothing_else_does(tmp_path):
+    class Asking:
+        def __init__(self):
+            self.every = {"steps": 5}
+
+        def on_steps(self, run):
+            return {"evaluate": True}
+
+    train(tmp_path, callbacks=[Asking()], eval_every=0, epochs=1)
+    assert [row["step"] for row in rows(tmp_path) if "test_loss" in row] == [5]
 
 
 class Uneven:

@@ -7,6 +7,7 @@ import jax
 
 from ranges import Count, Positive, checked
 from training.base import Callback
+from training.processes import is_first
 from utils import UserError, first_line
 
 logger = logging.getLogger("main")
@@ -28,16 +29,21 @@ def profiler(
 class Profiler:
     def __init__(self, first_step, n_steps, every_n_minutes):
         self.first_step, self.n_steps, self.every_n_minutes = first_step, n_steps, every_n_minutes
+        self.began = None  # the step at which the open trace began
 
     def on_start(self, run):
+        self.began, self.every = None, {}
+        if not is_first():  # process 0 traces
+            return
         if run.folder is None:
             fix = "pass `folder` to fit, or remove the profiler"
             raise UserError(f"profiler: there is no run folder to write to; {fix}")
-        self.began = None  # the step at which the open trace began
         self.tried = self.warned = False
         self.every = {"at": run.step + self.first_step}
 
     def on_steps(self, run):
+        if not is_first():
+            return
         if self.began is None:
             self.begin(run)
         else:
@@ -45,7 +51,7 @@ class Profiler:
 
     def on_end(self, run):
         self.end(run)
-        if not self.tried:
+        if is_first() and not self.tried:
             fix = f"lower first_step, which is {self.first_step}"
             logger.warning("profiler: the run ended before its trace began; %s", fix)
 

@@ -1,7 +1,10 @@
-"""Helpers of several trackers: required packages, file names, flat configs and histograms."""
+"""Helpers of several trackers: required packages, file names, flat configs, pictures, texts and
+histograms."""
 
+import html
 import json
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import PurePath
 
 import numpy as np
@@ -60,6 +63,20 @@ def flattened(config, prefix=""):
     for key, value in config.items():
         leaves |= flattened(value, f"{prefix}/{key}" if prefix else str(key))
     return leaves
+
+
+def opened(png):
+    """A picture of Pillow."""
+    from PIL import Image
+
+    picture = Image.open(BytesIO(png))
+    picture.load()
+    return picture
+
+
+def preformatted(text):
+    """A text as HTML that shows its lines unchanged."""
+    return f'<pre style="white-space: pre-wrap">{html.escape(text)}</pre>'
 
 
 def counts_and_edges(values):

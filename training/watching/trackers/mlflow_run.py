@@ -3,13 +3,12 @@
 import os
 import re
 import time
-from io import BytesIO
 from typing import Annotated
 
 from file_io import atomic_write, read_file
 from ranges import NeedsTrust
 from training.base import Tracker
-from training.watching.trackers.common import flattened, needs
+from training.watching.trackers.common import flattened, needs, opened
 from utils import cut
 
 ID_FILE = "mlflow_id"
@@ -103,11 +102,7 @@ class Mlflow:
             self.client.log_batch(self.id, metrics=metrics[first : first + MOST_METRICS])
 
     def image(self, step, name, png):
-        from PIL import Image
-
-        with Image.open(BytesIO(png)) as picture:
-            picture.load()
-            self.client.log_image(self.id, picture, artifact_file=f"{file_of(name, step)}.png")
+        self.client.log_image(self.id, opened(png), artifact_file=f"{file_of(name, step)}.png")
 
     def text(self, step, name, text):
         self.client.log_text(self.id, text, f"{file_of(name, step)}.txt")

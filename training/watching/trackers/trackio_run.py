@@ -1,12 +1,16 @@
 """Log a run to Trackio, whose dashboard runs on this machine: trackio show"""
 
-import html
-from io import BytesIO
 from typing import Annotated
 
 from ranges import NeedsTrust
 from training.base import Tracker
-from training.watching.trackers.common import counts_and_edges, flattened, needs
+from training.watching.trackers.common import (
+    counts_and_edges,
+    flattened,
+    needs,
+    opened,
+    preformatted,
+)
 
 Space = Annotated[
     str | None,
@@ -56,11 +60,8 @@ class Trackio:
 
     def image(self, step, name, png):
         import trackio
-        from PIL import Image
 
-        with Image.open(BytesIO(png)) as picture:
-            picture.load()
-            self.run.log({name: trackio.Image(picture)}, step=step)
+        self.run.log({name: trackio.Image(opened(png))}, step=step)
 
     def histogram(self, step, name, values):
         import trackio
@@ -71,8 +72,7 @@ class Trackio:
     def text(self, step, name, text):
         import trackio
 
-        shown = f'<pre style="white-space: pre-wrap">{html.escape(text)}</pre>'
-        self.run.log({name: trackio.Html(shown)}, step=step)
+        self.run.log({name: trackio.Html(preformatted(text))}, step=step)
 
     def back_to(self, step):
         self.run.log({"back_to": step}, step=step)

@@ -1,16 +1,20 @@
 """Log a run to Weights & Biases. Training never waits for it, and it never prompts for a login."""
 
-import html
 import logging
 import os
 import re
-from io import BytesIO
 from typing import Annotated, Literal
 
 from file_io import atomic_write, read_file
 from ranges import NeedsTrust
 from training.base import Tracker
-from training.watching.trackers.common import counts_and_edges, flattened, needs
+from training.watching.trackers.common import (
+    counts_and_edges,
+    flattened,
+    needs,
+    opened,
+    preformatted,
+)
 from utils import RunError, UserError, quoted
 
 logger = logging.getLogger("main")
@@ -103,10 +107,8 @@ class Wandb:
 
     def image(self, step, name, png):
         import wandb
-        from PIL import Image
 
-        with Image.open(BytesIO(png)) as picture:
-            self.run.log({name: wandb.Image(picture), "step": step})
+        self.run.log({name: wandb.Image(opened(png)), "step": step})
 
     def histogram(self, step, name, values):
         import wandb
@@ -117,8 +119,7 @@ class Wandb:
     def text(self, step, name, text):
         import wandb
 
-        shown = f'<pre style="white-space: pre-wrap">{html.escape(text)}</pre>'
-        self.run.log({name: wandb.Html(shown, inject=False), "step": step})
+        self.run.log({name: wandb.Html(preformatted(text), inject=False), "step": step})
 
     def back_to(self, step):
         self.run.log({"back_to": step, "step": step})

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.processes import finished, start_all
-from training.devices import processes
+from training import processes
 
 
 def test_one_process_alone_exchanges_nothing():
@@ -19,7 +19,8 @@ def test_one_process_alone_exchanges_nothing():
 PROGRAM = """
 import json
 import jax, numpy as np
-from training.devices import joining, processes
+from training import processes
+from training.devices import joining
 from training.devices.options import MeshOptions
 from training.devices.placing import fetched, put, put_rows, rows_of_process
 from training.devices.mesh import make_mesh, replicated, sharded

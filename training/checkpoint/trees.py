@@ -1,18 +1,33 @@
-"""Puts the arrays of a checkpoint back into the trees of a run."""
+"""From the arrays of a checkpoint, by name, to the trees of a run."""
 
-import logging
 import operator
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from training.base import FROZEN
-from training.checkpoint.probe import difference, same_input
+from training.base import FROZEN, evaluated_part
 from utils import UserError, is_stacked, map_named, named_leaves, single_names
 
-logger = logging.getLogger("main")
+
+def check_fits(checkpoint, template, replicas):
+    """The trees of each replica in a checkpoint, if it fits a TrainState of arrays or shapes."""
+    count = len(checkpoint.arrays)
+    if count != replicas:
+        raise UserError(f"{checkpoint.name}: replicas: it holds {count}, this run has {replicas}")
+    like = {name: tree for name, tree in template._asdict().items() if name != "halted"}
+    files = zip(checkpoint.paths, checkpoint.arrays, strict=True)
+    return [filled(path, arrays, like) for path, arrays in files]
+
+
+def weights_of(checkpoint, params, state):
+    """[(params, state)] of each replica that are evaluated, in trees like these."""
+    trees = []
+    for path, arrays in zip(checkpoint.paths, checkpoint.arrays, strict=True):
+        part = evaluated_part(arrays)
+        tree = filled(path, arrays, {part: params, "state": state})
+        trees.append((tree[part], tree["state"]))
+    return trees
 
 
 def filled(path, arrays, like):
@@ -100,26 +115,3 @@ def typed(array, leaf):
     if not is_key(leaf):
         return array
     return jax.random.wrap_key_data(array, impl=jax.random.key_impl(jnp.empty((), leaf.dtype)))
-
-
-def probe_of(arrays):
-    """The probe among the arrays of a checkpoint."""
-    return {name: array for name, array in arrays.items() if name.startswith("probe/")}
-
-
-def check_meaning(path, stored, current, fix):
-    """Refuse a checkpoint if its probe shows that model/ now computes something else."""
-    if not stored:
-        return
-    unchecked = "whether model/ has changed its meaning is not checked"
-    if not current:
-        why = "has the output for a probe input, which the model of this run could not compute"
-        logger.info("%s: %s; %s", path, why, unchecked)
-    elif not same_input(stored, current):
-        logger.info("%s: was probed with a different input; %s", path, unchecked)
-    elif gap := difference(stored, current):
-        copy = Path(path).parent / "model"
-        original = f"the original model is in {copy}; " if copy.is_dir() else ""
-        why = "model/, or model.args, has changed its meaning since this was written"
-        how = f"on the probe input its output differs by {gap}; {original}restore it, or {fix}"
-        raise UserError(f"{path}: {why}: {how}")

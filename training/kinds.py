@@ -1,7 +1,16 @@
-"""The kinds of parts: where each is defined, what it must be, and how it is recognized."""
+"""The kinds of parts: where each is defined, what it must be, and how it is recognized.
 
+Nothing is registered: a part is a public function in a home of its kind that is annotated to return
+the kind.
+"""
+
+import importlib
 import inspect
+import pkgutil
+from functools import cache
 from typing import NamedTuple
+
+from utils import PACKAGE, UserError, where_and_why
 
 
 class Kind(NamedTuple):
@@ -150,6 +159,61 @@ KINDS = {
 ADAPTERS = {"flax.nnx": "nnx", "flax.linen": "linen", "equinox": "equinox", "haiku": "haiku"}
 
 PLURAL = ("metrics", "callbacks", "trackers")  # kinds whose name is a plural
+
+
+@cache
+def marker(kind):
+    """The annotation object of a kind."""
+    module, name = KINDS[kind].marker.split(":")
+    return getattr(importlib.import_module(PACKAGE + module), name)
+
+
+def kind_of(annotation):
+    """The kind whose return annotation this is, or None."""
+    return next((kind for kind in KINDS if marker(kind) is annotation), None)
+
+
+@cache
+def find(kind):
+    """({name: function}, {module: import error}) of a kind; a broken module hides its own parts."""
+    functions, broken = {}, {}
+    for module_name in modules(KINDS[kind].homes):
+        try:
+            module = importlib.import_module(module_name)
+        except (Exception, SystemExit) as error:  # a user's file may fail in any way
+            broken[module_name] = where_and_why(error)
+            continue
+        for name, function in vars(module).items():
+            if not is_part(function, name, module_name, kind):
+                continue
+            if name in functions:
+                both = f"{functions[name].__module__} and in {module_name}"
+                raise UserError(f"{kind} {name!r} is defined in {both}; rename one of them")
+            functions[name] = function
+    return functions, broken
+
+
+def modules(homes):
+    """The names of all modules in the homes of a kind."""
+    for home in [PACKAGE + home for home in homes]:
+        folders = importlib.util.find_spec(home).submodule_search_locations
+        if folders is None:
+            yield home
+        else:
+            yield from (f"{home}.{m.name}" for m in pkgutil.iter_modules(folders) if not m.ispkg)
+
+
+def is_part(function, name, module_name, kind):
+    """Whether this is a public function of the module that is annotated to return the kind."""
+    if not inspect.isfunction(function) or function.__module__ != module_name:
+        return False
+    return not name.startswith("_") and makes(function, kind)
+
+
+def makes(function, kind):
+    """Whether a function is annotated to return the kind."""
+    returned = getattr(function, "__annotations__", {}).get("return")
+    return returned is marker(kind) or returned == marker(kind).__name__
 
 
 def is_a(made, kind):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from model.layers.blocks import unrolled
-from training.checkpoint.restore import filled, restacked
 from training.checkpoint.storage import load, save
+from training.checkpoint.trees import filled, restacked
 from utils import UserError, named_leaves
 
 
