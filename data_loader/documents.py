@@ -232,15 +232,15 @@ class Corpus(NamedTuple):
 
 def corpus_of(name, parts, shares, seed, separator=None, mapped=map):
     """The documents of some parts, drawn from the seed into the sets of which `shares` has the
-    shares, and train, which has the rest. A `separator` that occurs nowhere is logged. `mapped` may
-    count the documents in parallel."""
+    shares, and train, which has the rest. A `separator` that divides no file is logged. `mapped`
+    may count the documents in parallel."""
     shares = {key: share for key, share in shares.items() if share}
     counts = np.array([*mapped(count_of, parts)])
     total = int(counts.sum())
     if not total:
         raise UserError(f"{name}: holds no text; put text into it, in UTF-8")
     if separator and counts.max() == 1 and len({part.file for part in parts}) == len(parts):
-        message = "%s: the separator %r is not in the text, so it divides no file into documents"
+        message = "%s: the separator %r divides no file into documents; is it in the text?"
         logging.getLogger("main").warning(message, name, separator)
     if total == 1:
         [document] = [one for part in parts for one in part.documents()]

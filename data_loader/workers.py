@@ -35,7 +35,7 @@ class Workers:
     def __init__(self, function, count):
         self.ahead = AHEAD * count
         self.folder = tempfile.mkdtemp(
-            prefix="rawtree-", dir=MEMORY if os.path.isdir(MEMORY) else None
+            prefix="rawtree-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None
         )
         # Nothing is sent through this pipe: it closes when this process has ended.
         pipe, self.open_end = Pipe(duplex=False)
@@ -62,8 +62,10 @@ class Workers:
 
 
 def close(pool, folder):
-    pool.shutdown(cancel_futures=True)
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        pool.shutdown(cancel_futures=True)
+    finally:  # also if Ctrl-C interrupts it
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Process(SpawnProcess):

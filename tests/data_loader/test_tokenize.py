@@ -276,10 +276,10 @@ def test_files_with_the_line_breaks_of_windows_have_the_same_tokens(folder, caps
 
 def test_a_separator_that_is_nowhere_in_the_text_is_logged(folder, capsys, caplog):
     run("texts", "--out", "out", "--separator", "%%")
-    assert "texts: the separator '%%' is not in the text" in caplog.text
+    assert "texts: the separator '%%' divides no file" in caplog.text
     caplog.clear()
     text("texts", length=8, separator="%%")
-    assert "texts: the separator '%%' is not in the text" in caplog.text
+    assert "texts: the separator '%%' divides no file" in caplog.text
     caplog.clear()
     text("texts", length=8, separator="<|endoftext|>")
     assert not caplog.text
