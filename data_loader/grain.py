@@ -51,9 +51,7 @@ def data_of(files, parse, workers, memory_mb=0, *, num_classes=None, classes=Non
     if classes and num_classes is None:
         num_classes = len(classes)
     sets = {name: Records(each, parse, workers, num_classes) for name, each in files.items()}
-    example = map_nest(
-        lambda leaf: np.zeros(np.shape(leaf), np.asarray(leaf).dtype), sets["train"][0]
-    )
+    example = map_nest(np.zeros_like, sets["train"][0])
     sizes = {name: len(dataset) for name, dataset in sets.items()}
     fits = sum(sizes.values()) * sum(a.nbytes for _, a in named_nest(example)) <= memory_mb * 2**20
 
