@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing.connection import Pipe
+from multiprocessing import parent_process
 from multiprocessing.context import SpawnContext, SpawnProcess
 from weakref import finalize
 
@@ -34,14 +34,12 @@ class Workers:
 
     def __init__(self, function, count):
         self.ahead = AHEAD * count
-        self.folder = tempfile.mkdtemp(
-            prefix="rawtree-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None
+        in_memory = MEMORY if os.access(MEMORY, os.W_OK) else None
+        folder = tempfile.mkdtemp(prefix="rawtree-", dir=in_memory)
+        self.pool = ProcessPoolExecutor(
+            count, Context(), initializer=begin_worker, initargs=(function, folder)
         )
-        # Nothing is sent through this pipe: it closes when this process has ended.
-        pipe, self.open_end = Pipe(duplex=False)
-        begin = {"initializer": begin_worker, "initargs": (function, self.folder, pipe)}
-        self.pool = ProcessPoolExecutor(count, Context(), **begin)
-        finalize(self, close, self.pool, self.folder)  # also at the end of this process
+        finalize(self, close, self.pool, folder)  # also at the end of this process
 
     def mapped(self, items):
         """function(item) of each item, in order."""
@@ -113,18 +111,18 @@ def environment(**variables):
 function_of_worker = folder_of_worker = None  # set in a worker
 
 
-def begin_worker(function, folder, pipe):
+def begin_worker(function, folder):
     """Runs first in a worker: it will end with the process that has started it."""
     global function_of_worker, folder_of_worker
     function_of_worker, folder_of_worker = function, folder
     if not hasattr(signal, "pthread_sigmask"):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=end_with, args=(pipe, folder), daemon=True).start()
+    threading.Thread(target=end_with_parent, args=(folder,), daemon=True).start()
 
 
-def end_with(pipe, folder):
-    """End this process, and delete the folder, once the other end of the pipe is closed."""
-    pipe.poll(None)
+def end_with_parent(folder):
+    """End this process, and delete the folder, once the process that has started it has ended."""
+    parent_process().join()
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
