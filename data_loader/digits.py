@@ -9,9 +9,9 @@ import numpy as np
 
 from data_loader.base import Arrays, Data
 from data_loader.loader import random_stream
-from file_io import atomic_write
-from ranges import Count, CountOrZero, checked
 from utils import RunError, user_cache
+from utils.files import atomic_write
+from utils.forms import Count, CountOrZero, checked
 
 VERSION = 1  # part of the cache's file name: increase it with every change to an image
 SIZE = 28

@@ -12,9 +12,9 @@ import numpy as np
 
 from data_loader.loader import SPLIT, random_stream
 from data_loader.text_files import is_json_lines, text_of, unix_lines
-from file_io import open_file, parse_json
 from utils import UserError, check_memory, main_memory
 from utils import cut as shortened
+from utils.files import open_file, parse_json
 
 SEPARATOR, FIELD = "<|endoftext|>", "text"
 VERSION = 3  # increase it when the documents of the same files change: prepared tokens are kept

@@ -12,9 +12,9 @@ import numpy as np
 
 from data_loader.base import Data
 from data_loader.loader import collated
-from file_io import open_file
-from ranges import Count, CountOrZero, LocalPath, at_most, checked
 from utils import UserError, format_bytes
+from utils.files import open_file
+from utils.forms import Count, CountOrZero, LocalPath, at_most, checked
 
 ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 UNREAD = {".heic", ".heif", ".avif", ".jfif", ".jp2", ".jxl", ".svg", ".tga"}  # other images

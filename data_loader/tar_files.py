@@ -9,8 +9,8 @@ from itertools import groupby, islice
 
 import numpy as np
 
-from file_io import Pieces, open_file
 from utils import Damaged, UserError, format_bytes
+from utils.files import Pieces, open_file
 
 MOST_BYTES = 2**31  # of one sample
 MOST_HEADER = 2**20  # bytes that are read at once between two members: a name, or its attributes

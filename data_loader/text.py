@@ -26,9 +26,9 @@ from data_loader.tokenizers.plain import UntrainedCharacters, characters
 from data_loader.tokenizers.saved import from_json
 from data_loader.tokens import check_boundary
 from data_loader.windows import Stream, Windows, window_data
-from file_io import atomic_write
-from ranges import Count, CountOrZero, Fraction, LocalPath, checked
 from utils import PACKAGE, RunError, UserError, user_cache
+from utils.files import atomic_write
+from utils.forms import Count, CountOrZero, Fraction, LocalPath, checked
 
 LARGEST = 2**28  # bytes of text that are turned into tokens each time a run starts
 SLOW = 0.5  # seconds; a result that took longer is cached for the next run

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from data_loader.record_files import paths
 from data_loader.tokens import ABOUT
-from file_io import open_file
 from utils import UserError, check_memory
+from utils.files import open_file
 
 # What data_loader/tokenize.py has done so far, in the folder of its results.
 PARTS, PLAN = "parts", "plan.json"

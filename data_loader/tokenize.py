@@ -29,9 +29,9 @@ from data_loader.text_files import PARTS, PLAN, text_files
 from data_loader.tokenizers import bpe, plain
 from data_loader.tokenizers.saved import MOST_BYTES, from_json, tokenizer_file
 from data_loader.tokens import ABOUT, TOKENIZER
-from file_io import atomic_file, atomic_write, locked, open_file, read_file, read_json
-from ranges import local_path
 from utils import BAD_INPUT, DONE, FAILED, RunError, UserError
+from utils.files import atomic_file, atomic_write, locked, open_file, read_file, read_json
+from utils.forms import local_path
 
 FINISHED = ".tokenized_parts"  # the folder PARTS when everything is done; it is deleted
 MOST_PLAN = 2**28  # bytes; it names every file of the text

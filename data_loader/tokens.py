@@ -9,9 +9,9 @@ from data_loader.base import Data
 from data_loader.npy_files import header_of
 from data_loader.record_files import paths
 from data_loader.windows import Stream, Windows, window_data
-from file_io import check_kind, open_file, parse_json, read_file
-from ranges import Count, CountOrZero, LocalPath, checked
 from utils import UserError, cut
+from utils.files import check_kind, open_file, parse_json, read_file
+from utils.forms import Count, CountOrZero, LocalPath, checked
 
 ABOUT = "tokens.json"  # facts that data_loader/tokenize.py writes about the files beside it
 TOKENIZER = "tokenizer.json"

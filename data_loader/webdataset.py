@@ -11,9 +11,9 @@ from data_loader.folder import decoded, need_pillow
 from data_loader.grain_source import MEMORY_MB, Records, data_of
 from data_loader.record_files import RecordFiles
 from data_loader.records import npy_array
-from file_io import parse_json
-from ranges import Count, CountOrZero, LocalPath, at_most, checked
 from utils import UserError, cut
+from utils.files import parse_json
+from utils.forms import Count, CountOrZero, LocalPath, at_most, checked
 
 IMAGES = "jpg;jpeg;png;webp"
 

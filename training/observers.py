@@ -74,11 +74,11 @@ from typing import Any, NamedTuple, TypedDict
 from jax.tree_util import tree_structure
 
 from data_loader.nest import map_nest
-from file_io import is_alike
-from ranges import Count, Positive
 from training.base import Tracked
 from training.metrics import NEEDS
 from utils import RunError, UserError, cut, relative_path
+from utils.files import is_alike
+from utils.forms import Count, Positive
 
 logger = logging.getLogger("main")
 

@@ -6,8 +6,8 @@ from hashlib import sha256
 from types import UnionType
 from typing import Annotated, Literal, TypedDict, get_args, get_origin, get_type_hints
 
-from ranges import CountOrZero, Misfit, NonNegative, at_least, form
 from utils import Damaged, UserError
+from utils.forms import CountOrZero, Misfit, NonNegative, at_least, form
 
 FORMAT = 3
 Natural = Annotated[int, at_least(0)]

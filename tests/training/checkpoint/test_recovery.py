@@ -28,13 +28,13 @@ from model.mlp import mlp
 from model.resnet import resnet
 from training.base import StepResult, Update
 from training.checkpoint import storage
+from training.checkpoint.divergence import Diverged
 from training.checkpoint.keeper import Keeper
 from training.fit import fit
 from training.observers import CallbackFailed
 from training.optimizers import adam, sgd
 from training.options import CheckpointOptions
 from training.run import TIMES
-from training.runs.divergence import Diverged
 from training.schedules import linear
 from training.update import gradient_update
 from training.watching import metric_log
@@ -214,7 +214,7 @@ def train_with_evaluations_every_3_steps(folder, test, **settings):
 KILLED = """
 import signal, sys
 from pathlib import Path
-from tests.training.runs.test_recovery import *
+from tests.training.checkpoint.test_recovery import *
 test = Interrupting(int(sys.argv[2]), signal.SIGKILL)
 train_with_evaluations_every_3_steps(Path(sys.argv[1]), test)
 """
