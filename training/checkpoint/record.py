@@ -41,7 +41,7 @@ class Record(TypedDict):
     seconds: NonNegative  # of the whole run
     # what is left to do at this step: whether to evaluate, and which kind of checkpoint to write
     todo: tuple[bool, Literal["best", "last", "whole"] | None]
-    open: Literal["steps", "epoch"] | None  # where that is to be done
+    open: Literal["steps", "epoch", "evaluation"] | None  # where that is to be done
     lengths: dict[str, Natural]  # {log: its bytes}
     memories: dict  # {observer: what it remembers}
     lr_scales: dict[str, NonNegative]  # {observer: its factor of all updates}
