@@ -18,14 +18,14 @@ from data_loader.base import Arrays
 from model.mlp import mlp
 from training.checkpoint import storage
 from training.checkpoint.keeper import Keeper, as_saved
+from training.commands.shape_check import count
 from training.devices.options import MeshOptions
 from training.devices.sharding import Plan
+from training.engine import Trainer
 from training.fit import assemble, recipe_of
 from training.optimizers import adam
 from training.options import CheckpointOptions
 from training.recipe import compose
-from training.runs.shape_check import count
-from training.trainer import Trainer
 from wiring.build import build
 from wiring.config import read
 

@@ -28,7 +28,8 @@ from training.devices.mesh import make_mesh, replicated, sharded
 from training.devices.options import MeshOptions
 from training.devices.placing import put
 from training.devices.sharding import Plan, shard_bytes
-from training.programs import Program, memory_of, over_orders, platform_options
+from training.engine import Program, memory_of, platform_options
+from training.feed import over_orders
 from utils import format_bytes
 
 NAMES = ("convnext", "resnet", "vit")

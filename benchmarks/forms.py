@@ -22,7 +22,7 @@ from jax import lax
 from benchmarks.results import record, short, spread
 from model.layers import activations, conv_forms, forms, norm, pool
 from model.layers.conv import LAYOUT
-from training.programs import CPU_OPTIONS
+from training.engine import CPU_OPTIONS
 
 DEPTHWISE = (  # batch, height and width, channels, kernel
     (512, 7, 8, 7),

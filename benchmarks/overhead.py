@@ -21,9 +21,9 @@ from benchmarks.results import record, spread
 from data_loader.loader import epoch_order
 from training.devices.options import MeshOptions
 from training.devices.sharding import Plan
+from training.engine import Trainer
 from training.fit import assemble
 from training.recipe import compose
-from training.trainer import Trainer
 from training.update import accepting
 from training.watching.metric_log import MetricLog
 from wiring.build import build

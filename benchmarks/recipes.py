@@ -75,7 +75,9 @@ def check_complete(file, given, resolved, recipe):
         "schedule": one_cycle if "schedule" in recipe else "constant",
         "training": {"epochs": recipe["epochs"]},
     }
-    from training.runs.folder import flat  # imported here, since only this function needs it
+    from training.checkpoint.run_folder import (
+        flat,  # imported here, since only this function needs it
+    )
 
     expected = flat(resolved_of(expressed, file))
     if missing := [path for path, value in flat(resolved).items() if expected.get(path) != value]:

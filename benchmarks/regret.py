@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.form_shapes import KINDS, XLAS_CHOICE, layer_of
 from benchmarks.forms import TOLERANCE, check, normal, value_and_gradients
 from benchmarks.results import markdown, record
-from training.programs import CPU_OPTIONS
+from training.engine import CPU_OPTIONS
 
 ROUNDS, SECONDS = 15, 0.25  # the most rounds of each form; they end after this many seconds
 GOALS = {"median": 1.05, "95th percentile": 1.5}

@@ -90,10 +90,10 @@ def measure(point):
     """{"parameters", "rates" (images per second of each epoch), "before" and "peak" (bytes)}"""
     import jax
 
+    from training.commands.shape_check import count
     from training.fit import fit
     from training.optimizers import adamw
     from training.preprocess import to_unit
-    from training.runs.shape_check import count
 
     logging.getLogger("main").addHandler(logging.NullHandler())  # else `fit` prints its log lines
     factory = getattr(import_module(f"model.{point.model}"), point.model)

@@ -22,7 +22,7 @@ from model.resnet import resnet
 from model.vit import vit
 from training.devices.options import MeshOptions
 from training.devices.placing import put
-from training.programs import QUICKLY
+from training.engine import QUICKLY
 
 DEPTHS = (4, 12, 24, 48)
 VOCABULARY, LENGTH, IMAGE, BATCH = 65, 64, (16, 16, 3), 8

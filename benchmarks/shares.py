@@ -17,9 +17,9 @@ from benchmarks.peers.ours import factory_of
 from benchmarks.results import markdown, record
 from benchmarks.workloads import WORKLOADS, data_for
 from data_loader.base import Arrays
+from training.engine import Trainer
 from training.fit import recipe_of
 from training.optimizers import adamw
-from training.trainer import Trainer
 
 # The kind of an operation: the first pattern found in its XLA name or in its JAX name.
 KINDS = {

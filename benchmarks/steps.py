@@ -9,11 +9,18 @@ import jax.numpy as jnp
 
 from training.devices.mesh import AXES, make_mesh
 from training.devices.sharding import Plan
+from training.engine import (
+    SEED,
+    Program,
+    first_state,
+    first_weights,
+    loops_are_slow,
+    platform_options,
+    training_step,
+)
+from training.feed import over_batch
 from training.fit import recipe_of
 from training.optimizers import adamw
-from training.programs import Program, loops_are_slow, over_batch, platform_options
-from training.replicas import first_state, first_weights
-from training.trainer import SEED, training_step
 
 # The environment of a process with 8 simulated devices.
 SIMULATED = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}

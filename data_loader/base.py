@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, NewType, Protocol
 import numpy as np
 
 from data_loader.nest import check_type, map_nest, named_nest
-from ranges import check_takes
 from utils import RunError, UserError, where_and_why
+from utils.forms import check_takes
 
 
 class Dataset(Protocol):

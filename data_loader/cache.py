@@ -7,8 +7,8 @@ import zipfile
 
 import numpy as np
 
-from file_io import atomic_write
 from utils import RunError, user_cache
+from utils.files import atomic_write
 
 
 def cached(name, make, slow=0.0):

@@ -7,7 +7,7 @@ import numpy as np
 from data_loader.base import Arrays, Data
 from data_loader.cache import cached
 from data_loader.loader import random_stream
-from ranges import Count, CountOrZero, checked
+from utils.forms import Count, CountOrZero, checked
 
 VERSION = 1  # part of the cache's file name: increase it with every change to an image
 SIZE = 28

@@ -16,9 +16,9 @@ from data_loader.loader import SPLIT, random_stream
 from data_loader.paths import files_below, paths
 from data_loader.tokenizers.plain import UntrainedCharacters, token_dtype
 from data_loader.tokens import ABOUT
-from file_io import open_file, parse_json
 from utils import UserError, check_memory, main_memory
 from utils import cut as shortened
+from utils.files import open_file, parse_json
 
 SEPARATOR, FIELD = "<|endoftext|>", "text"
 VERSION = 3  # increase it when the documents of the same files change: prepared tokens are kept

@@ -12,8 +12,8 @@ import numpy as np
 from data_loader.base import Data
 from data_loader.images import ENDINGS, MODES, UNREAD, need_pillow, pixels
 from data_loader.loader import collated
-from ranges import Count, CountOrZero, LocalPath, at_most, checked
 from utils import UserError, format_bytes
+from utils.forms import Count, CountOrZero, LocalPath, at_most, checked
 
 PIECE = 8  # images that a thread decodes per task: a task per image would cost 2 ms per batch
 

@@ -19,8 +19,8 @@ from data_loader.nest import map_nest, named_nest
 from data_loader.record_files import RecordFiles
 from data_loader.records import numpy_example
 from data_loader.workers import Workers
-from ranges import Count, CountOrZero, LocalPath, at_most, checked
 from utils import RunError, UserError, where_and_why
+from utils.forms import Count, CountOrZero, LocalPath, at_most, checked
 
 MEMORY_MB = 1024  # of decoded examples that are kept in memory
 

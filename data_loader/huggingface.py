@@ -15,9 +15,9 @@ from data_loader.grain import MEMORY_MB
 from data_loader.images import image_in, need_pillow, pixels
 from data_loader.paths import files_below
 from data_loader.table import LONGEST_LINE, TIMES_LARGER
-from file_io import check_kind, open_file
-from ranges import CountOrZero, NeedsTrust, at_most, checked
 from utils import UserError, check_memory, cut
+from utils.files import check_kind, open_file
+from utils.forms import CountOrZero, NeedsTrust, at_most, checked
 
 OLDEST = 4  # the first version of `datasets` that does not run a dataset's code
 FILE_TYPES = ("parquet", "csv", "json", "arrow")

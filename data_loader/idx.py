@@ -13,8 +13,8 @@ import numpy as np
 
 from data_loader.base import Arrays, Data, check_labels
 from data_loader.download import Unreachable, damaged, fetch
-from file_io import open_file
 from utils import RunError, format_bytes
+from utils.files import open_file
 
 FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),

@@ -5,8 +5,8 @@ import io
 
 import numpy as np
 
-from file_io import open_file
 from utils import UserError
+from utils.files import open_file
 
 ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 UNREAD = {".heic", ".heif", ".avif", ".jfif", ".jp2", ".jxl", ".svg", ".tga"}  # other images

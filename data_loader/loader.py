@@ -8,8 +8,8 @@ import numpy as np
 
 from data_loader.base import Arrays, Batch, has_items, read_example
 from data_loader.nest import check_readable, check_type, map_nest, named_nest
-from ranges import at_least
 from utils import UserError, where_and_why
+from utils.forms import at_least
 
 SPLIT = 2**64 - 1  # the number of the random stream for the split; an epoch's is the epoch itself
 SHIFT = 2**63  # the first random stream of in_epoch

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.lib import format as npy
 
-from file_io import Pieces, open_file
+from utils.files import Pieces, open_file
 
 MOST_HEADER = 2**16  # bytes of the header of an array; NumPy refuses those of more than 10,000
 MOST_DIRECTORY = 2**22  # bytes of the list of a zip file's members

@@ -4,8 +4,8 @@ import glob
 import os
 import re
 
-from file_io import check_kind
 from utils import UserError
+from utils.files import check_kind
 
 MOST_FILES = 100_000  # of one pattern
 

@@ -16,8 +16,8 @@ from itertools import accumulate, groupby, islice
 import numpy as np
 
 from data_loader.paths import paths
-from file_io import Pieces, open_file
 from utils import Damaged, UserError, cut, format_bytes
+from utils.files import Pieces, open_file
 
 ARRAY_RECORD = bytes.fromhex("83af70d10d884a3f")  # the first bytes: the signature of Riegeli
 MOST_BYTES = 2**31  # of one record, as in a protocol buffer

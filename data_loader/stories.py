@@ -11,7 +11,7 @@ from data_loader.documents import Document, Given, corpus_of
 from data_loader.loader import random_stream
 from data_loader.text import prepared, text_data
 from data_loader.tokenizers.plain import characters
-from ranges import Count, CountOrZero, Fraction, checked
+from utils.forms import Count, CountOrZero, Fraction, checked
 
 VERSION = 1  # part of the cache's key: increase it with every change to a story
 

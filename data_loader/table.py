@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from data_loader.base import Arrays, Data, named_sets
-from file_io import open_file
-from ranges import LocalPath, checked
 from utils import UserError, check_memory, cut
+from utils.files import open_file
+from utils.forms import LocalPath, checked
 
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?")
 MOST_BYTES = 2**32  # of a file

@@ -20,9 +20,9 @@ from data_loader.documents import (
 from data_loader.tokenizers.plain import characters
 from data_loader.tokenizers.saved import from_json
 from data_loader.windows import Stream, window_data
-from file_io import open_file
-from ranges import Count, CountOrZero, Fraction, LocalPath, checked
 from utils import PACKAGE, UserError
+from utils.files import open_file
+from utils.forms import Count, CountOrZero, Fraction, LocalPath, checked
 
 LARGEST = 2**28  # bytes of text that are turned into tokens each time a run starts
 SLOW = 0.5  # seconds; a result that took longer is cached for the next run

@@ -21,9 +21,9 @@ from data_loader.tokenizers import bpe, plain
 from data_loader.tokenizers.saved import tokenizer_file
 from data_loader.tokens import ABOUT, TOKENIZER
 from data_loader.workers import Workers
-from file_io import atomic_file, atomic_write, locked, read_json
-from ranges import at_least, fraction, local_path
 from utils import UserError, run_command
+from utils.files import atomic_file, atomic_write, locked, read_json
+from utils.forms import at_least, fraction, local_path
 
 PARTS = ".parts-"  # begins the name of a folder of tokens of parts, which is deleted at the end
 

@@ -10,9 +10,9 @@ from data_loader.npy_files import header_of
 from data_loader.paths import paths
 from data_loader.tokenizers.saved import from_json, tokenizer_file
 from data_loader.windows import Stream, window_data
-from file_io import check_kind, open_file, parse_json, read_file
-from ranges import Count, CountOrZero, LocalPath, NonNegative, checked, form
 from utils import UserError, cut
+from utils.files import check_kind, open_file, parse_json, read_file
+from utils.forms import Count, CountOrZero, LocalPath, NonNegative, checked, form
 
 ABOUT = "tokens.json"  # facts that data_loader/tokenize.py writes about the files beside it
 TOKENIZER = "tokenizer.json"

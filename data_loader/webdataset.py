@@ -10,9 +10,9 @@ from data_loader.grain import MEMORY_MB, data_of
 from data_loader.images import image_in, need_pillow
 from data_loader.npy_files import array_in
 from data_loader.record_files import RecordFiles
-from file_io import parse_json
-from ranges import Count, CountOrZero, LocalPath, at_most, checked
 from utils import UserError, cut
+from utils.files import parse_json
+from utils.forms import Count, CountOrZero, LocalPath, at_most, checked
 
 IMAGES = "jpg;jpeg;png;webp"
 

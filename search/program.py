@@ -7,14 +7,14 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from file_io import lines_of, parse_json, read_json
 from search.sweep_folder import with_values
 from training.checkpoint import storage
+from training.checkpoint.divergence import advice, description_of_bad_step
 from training.checkpoint.keeper import EVALUATOR, Kept, protect
-from training.runs.divergence import advice, description_of_bad_step
-from training.runs.folder import FINISHED, plain, write_json
+from training.checkpoint.run_folder import FINISHED, plain, write_json
 from training.watching.metric_log import FILE, MOST_BYTES, line_of
 from utils import DONE
+from utils.files import lines_of, parse_json, read_json
 from wiring.build import build
 from wiring.own_modules import look_in
 
@@ -73,8 +73,8 @@ def failed_in(record):
 
 def train_program(root, sweep, number, trusted):
     """Train a program, then write the folders of its trials; returns the exit code."""
-    from training.runs.program_cache import keep_programs
-    from training.runs.start import train
+    from training.commands.start import train
+    from training.devices.program_cache import keep_programs
 
     trials, folder, source = sweep.trials_of(number), sweep.program_dir(number), Path(sweep.source)
     if folder.is_dir() and not (folder / "config.json").exists():
@@ -96,7 +96,7 @@ def train_program(root, sweep, number, trusted):
 def write_trials(sweep, program, trials, first):
     """Write the folder of each trial of a finished program, and the file of what became of them.
     `first` are the parts of the first trial as a single run."""
-    from training.runs.start import write_report
+    from training.commands.start import write_report
 
     records = storage.records(program)
     last = list(records.values())[-1]

@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple, NewType
 import jax
 import jax.numpy as jnp
 
-from ranges import checked
 from utils import UserError, parameters_of
+from utils.forms import checked
 
 
 class Optimizer(NamedTuple):

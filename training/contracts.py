@@ -23,7 +23,7 @@ from utils import RunError, UserError, is_library, named_leaves, relative_path
 
 TRAINING = Path(__file__).resolve().parent
 # Files whose lines an error may name only together with the line that called them.
-TOOLKIT = (TRAINING, TRAINING.parent / "model" / "layers", TRAINING.parent / "utils.py")
+TOOLKIT = (TRAINING, TRAINING.parent / "model" / "layers", TRAINING.parent / "utils")
 # JAX's messages if a layer, or an objective that adds noise, gets bytes.
 FOUND_BYTES = ("the same dtypes, got uint8", "must be a float or complex dtype, got uint8")
 

@@ -38,6 +38,7 @@ from utils import RunError, UserError, first_line
 
 logger = logging.getLogger("main")
 
+AT_END = ("epoch", "evaluation")  # values of Loop.open_at at the end of an epoch
 CHUNK_SECONDS = 0.5  # of work in a chunk; a signal ends the run after at most two chunks
 
 
@@ -90,7 +91,8 @@ class Loop:
         self.rates = {}  # the learning rates of the latest step
         self.resumed_at = 0  # the position in the epoch from which it was resumed, or went back to
         self.todo = Boundary()  # what is left to do at this step
-        # "steps" or "epoch" if a signal ended the run before what is due there was done
+        # Where something ended the run before all that is due there was done: "steps" within an
+        # epoch; "epoch" at its end, after on_steps; "evaluation" after the values of its training.
         self.open_at = None
         self.underway = False  # whether the states on the device belong to the run
 
@@ -106,14 +108,15 @@ class Loop:
             self.apply(first)
             if start and start.checkpoint:
                 remember(self.observers, start.record["memories"], start.checkpoint.paths[0])
+            save = first.save
             if start is None or start.before_first_row:
-                self.evaluate_initial_params()
+                save = most(save, self.evaluate_initial_params())
             self.underway = True
             now = time.monotonic()
             self.times = dict.fromkeys(range(len(self.every())), now)
             self.poll()
-            if first.save:
-                self.save(first.save)
+            if save:
+                self.save(save)
             if not self.open_at:
                 self.end_if_spent(bool(start) and agreed([self.clock.is_spent()])[0])
             ended = False
@@ -319,17 +322,18 @@ class Loop:
     def end_of_epoch(self):
         """The boundary at the end of an epoch, which is a row of the history."""
         run, every = self.run, self.eval_every
-        if self.open_at != "epoch":
+        if self.open_at not in AT_END:
             each_due = [is_due_at_end(every_of(each), run.epoch) for each in self.observers]
             due = [i for i, is_due in enumerate(each_due) if is_due]
             replies = self.ask("on_steps", among=due)
             self.apply(replies)
             evaluate = self.todo.evaluate or replies.evaluate or is_due_at_end(every, run.epoch)
             self.todo = Boundary(evaluate, most(self.todo.save, replies.save))
-        self.open_at, run.evaluated = "epoch", []
-        if not self.state_is_finite():
-            return
+            self.open_at = "epoch"
+            if not self.state_is_finite():
+                return
         self.end_of_training()
+        self.open_at, run.evaluated = "evaluation", []
         evaluated = self.evaluate(self.in_epochs if self.todo.evaluate else [])
         if evaluated is None:
             run.metrics = {}  # an unfinished epoch has none
@@ -345,13 +349,15 @@ class Loop:
         self.poll()
 
     def end_of_training(self):
-        """Report the values of the epoch's training."""
+        """Report the values of the epoch's training, unless that was done before a signal ended the
+        run."""
         run, sums = self.run, self.run.sums.epoch
         run.each_step = self.single_steps()
         self.clock.end_training(run.position - self.resumed_at, examples_of(sums))
         run.arrays |= self.reader.arrays("train", sums)
         run.metrics = self.reader.values("train", sums) | self.rates
-        self.apply(self.ask("on_evaluated", "train", run.metrics))
+        if self.open_at != "evaluation":
+            self.apply(self.ask("on_evaluated", "train", run.metrics))
 
     def end_of_evaluation(self, row, values=None):
         """Report a row of values: those of the run, or `values`. Returns the Replies."""
@@ -414,7 +420,7 @@ class Loop:
             every = every_of(observer)
             if every is None or not limited:
                 return True
-            at_end = self.open_at == "epoch" and is_due_at_end(every, run.epoch)
+            at_end = self.open_at in AT_END and is_due_at_end(every, run.epoch)
             due_here = steps_left(every, run.step - 1, run.position - 1) == 1
             return at_end or due_here
 
@@ -434,12 +440,15 @@ class Loop:
                     )
 
     def evaluate_initial_params(self):
-        """Evaluate before the first step, so that curves begin with the initial params."""
-        run = self.run
+        """Evaluate before the first step, so that curves begin with the initial params. Returns the
+        kind of checkpoint that an observer requests, or None."""
+        run, save = self.run, None
         if self.recipe.training.eval_initial:
             if values := self.evaluate(self.in_epochs):
-                self.end_of_evaluation({"epoch": 0, "step": 0, "initial": True}, values)
+                row = {"epoch": 0, "step": 0, "initial": True}
+                save = self.end_of_evaluation(row, values).save
             run.metrics, run.evaluated = {}, []
+        return save
 
     def evaluate_unfinished_epoch(self):
         """If a budget or a callback ended the run within an epoch, evaluate its last weights, which

@@ -24,7 +24,8 @@ on_row(run, row)                  all values of an epoch, or of an evaluation, a
                                   number} with "epoch" and "step", and a key that says which row it
                                   is: "end_of_epoch", "evaluation" (within an epoch), "initial" (of
                                   the initial params) or "final" (at the end)
-on_bad(run, bad)                  a step, or the state, is not finite; `bad` is a Bad
+on_bad(run, bad)                  a step, or the state, is not finite; `bad` is a Bad, the first one of
+                                  a chunk (with on_nonfinite=skip, there may be more)
 on_save(run, take, kind)          write a checkpoint of this kind; `take()` returns a Snapshot
 on_end(run)                       training has ended, and its last checkpoint is being written; the
                                   test of test_at=end follows
@@ -37,7 +38,7 @@ pause     the reason: end the run here, to be resumed later, as after a signal
 evaluate  True: evaluate the held-out sets here; only from `on_steps`
 save      "last": write a checkpoint here; "best": one that is kept only as long as it is among the
           best; "whole": one from which the run can be resumed, whatever the options say; only from
-          `on_start`, `on_steps`, and `on_row` of an epoch or within one
+          `on_start`, `on_steps` and `on_row`; at a "final" row, the last one is already written
 values    {"test_x": number}, from `on_evaluated` alone: they join the metrics of the set
 lr_scale  a factor for every later update, instead of the one that this object returned before; the
           factors of all observers are multiplied
@@ -74,11 +75,11 @@ from typing import Any, NamedTuple, TypedDict
 from jax.tree_util import tree_structure
 
 from data_loader.nest import map_nest
-from file_io import is_alike
-from ranges import Count, Positive
 from training.base import Tracked
 from training.metrics import NEEDS
 from utils import RunError, UserError, cut, relative_path
+from utils.files import is_alike
+from utils.forms import Count, Positive
 
 logger = logging.getLogger("main")
 

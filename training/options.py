@@ -8,7 +8,9 @@ from typing import Annotated, Literal, NamedTuple, Required, TypedDict
 
 from data_loader.base import Batch
 from data_loader.loader import collated
-from ranges import (
+from training.base import Tracker
+from utils import UserError
+from utils.forms import (
     Count,
     CountOrZero,
     LocalPath,
@@ -18,8 +20,6 @@ from ranges import (
     check_options,
     nonnegative,
 )
-from training.base import Tracker
-from utils import UserError
 
 
 class OfHeldOut(NamedTuple):

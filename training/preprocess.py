@@ -18,11 +18,11 @@ import numpy as np
 from data_loader.base import Arrays
 from data_loader.loader import first_inputs
 from data_loader.nest import check_integers
-from ranges import Positive, checked, is_traced, require
 from training.base import Preprocessed
 from training.objective import preprocessed
 from training.options import LoaderOptions
 from utils import UserError
+from utils.forms import Positive, checked, is_traced, require
 
 
 def to_unit(x) -> Preprocessed:

@@ -11,7 +11,6 @@ import jax
 
 from data_loader.base import has_items, read_example
 from data_loader.loader import collate, collated, epoch_order, in_epoch
-from ranges import check_takes
 from training.base import Objective, Optimizer, Tracked, unchanged
 from training.contracts import (
     explained,
@@ -33,6 +32,7 @@ from training.run import Reader
 from training.transforms import NO_STEP, check_rate, kind_of
 from training.update import gradient_update, with_epochs
 from utils import UserError, made_by, parameters_of
+from utils.forms import check_takes
 
 # What the factory of an objective takes, and the function that it returns.
 FACTORY_TAKES = ("model", "loss", "metrics", "preprocess", "augment")

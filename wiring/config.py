@@ -8,9 +8,9 @@ import re
 import sys
 from pathlib import Path
 
-from file_io import DEEPEST, is_deep, parse_json, read_value
-from ranges import local, show
 from utils import UserError, cut
+from utils.files import DEEPEST, is_deep, parse_json, read_value
+from utils.forms import local, show
 from wiring import extends
 
 LARGEST_SEED = 2**32 - 1

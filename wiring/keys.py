@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 
 from data_loader.base import Data
 from model.base import Model
-from ranges import Range, show
 from training.base import (
     Augmented,
     Callback,
@@ -23,6 +22,7 @@ from training.base import (
 )
 from training.devices.options import DistributedOptions, MeshOptions, Sharding
 from training.options import CheckpointOptions, LoaderOptions, LoggingOptions, TrainingOptions
+from utils.forms import Range, show
 from wiring.config import DEFAULT_PARTS, LARGEST_SEED, no_folder_name
 from wiring.parts import arguments
 

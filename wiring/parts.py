@@ -6,9 +6,9 @@ import typing
 from collections.abc import Callable
 from dataclasses import is_dataclass
 
-from ranges import Form, form
 from training.kinds import KINDS, find, kind_of, marker, modules
 from utils import UserError, did_you_mean, parameters_of, where_and_why
+from utils.forms import Form, form
 from wiring.own_modules import hidden_file, import_from, own_parts
 
 # Facts that come from the data; they fill parameters of the same name that the config leaves out.

@@ -10,8 +10,8 @@ import inspect
 import typing
 from pathlib import Path
 
-from ranges import show
 from training.kinds import KINDS, find, modules
+from utils.forms import show
 from wiring import parts, schema
 from wiring.keys import config, keys, sections
 from wiring.tree import EXTRA_KEYS

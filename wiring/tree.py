@@ -10,10 +10,10 @@ from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
-from ranges import Misfit, no_such_key, show
 from training import kinds
 from training.kinds import KINDS
 from utils import UnknownFact, UserError, did_you_mean
+from utils.forms import Misfit, no_such_key, show
 from wiring import parts
 from wiring.own_modules import clash
 

@@ -6,9 +6,9 @@ tree with these inputs in place of the numbers (`rebuilt` in wiring/build.py).
 
 import json
 
-from file_io import DEEPEST
-from ranges import Misfit, show
 from utils import UserError
+from utils.files import DEEPEST
+from utils.forms import Misfit, show
 from wiring.config import LARGEST_SEED, override
 from wiring.parts import form_of
 from wiring.tree import Bad, calls_in

@@ -12,9 +12,8 @@ from model.vit import vit
 from training.base import TrainState
 from training.devices.mesh import AXES
 from training.devices.sharding import Plan, default_preset, shard_bytes
+from training.engine import SEED, first_weights
 from training.optimizers import adamw
-from training.replicas import first_weights
-from training.trainer import SEED
 from utils import named_leaves
 
 BLOCK = "blocks/0/"

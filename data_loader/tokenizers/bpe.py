@@ -7,8 +7,8 @@ import numpy as np
 
 from data_loader.base import Tokenizer
 from data_loader.tokenizers.plain import checked_tokens, token_dtype
-from ranges import Count, LocalPath, checked
 from utils import UserError, cut
+from utils.forms import Count, LocalPath, checked
 
 END_OF_TEXT = "<|endoftext|>"
 # What ends a document, in the order in which it is looked for.

@@ -5,8 +5,8 @@ from pathlib import Path
 from data_loader.tokenizers import tiktoken_file
 from data_loader.tokenizers.bpe import bpe_of
 from data_loader.tokenizers.plain import ByteTokenizer, CharacterTokenizer
-from file_io import parse_json, read_file
 from utils import UserError, cut
+from utils.files import parse_json, read_file
 
 FORMS = "the tokenizer.json of a run or of HuggingFace, or a .tiktoken file"
 MOST_BYTES = 2**26  # of a file; the largest that are published have 35 million

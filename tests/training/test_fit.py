@@ -16,19 +16,18 @@ from model.mlp import mlp
 from model.resnet import resnet
 from tests.training.report.saved_run import Page
 from training.base import tracked
+from training.checkpoint.divergence import Diverged
 from training.devices.options import MeshOptions
 from training.devices.sharding import Plan
+from training.engine import Replicas, Trainer
 from training.feed import Resident, make_feeds
 from training.fit import evaluate, fit, recipe_of
 from training.observers import EVENTS
 from training.optimizers import adam, sgd
 from training.options import LoaderOptions
-from training.replicas import Replicas
 from training.report.page import write_report
 from training.run import TIMES, Reader
-from training.runs.divergence import Diverged
 from training.schedules import linear
-from training.trainer import Trainer
 from training.update import gradient_update
 from training.watching.callbacks.early_stopping import early_stopping
 from training.watching.pictures import png

@@ -11,9 +11,9 @@ from data_loader.loader import epoch_order
 from model.gpt import gpt
 from model.mlp import mlp
 from model.resnet import resnet
+from training.engine import Trainer
 from training.fit import fit, recipe_of
 from training.optimizers import adam
-from training.trainer import Trainer
 
 pytestmark = pytest.mark.gpu
 

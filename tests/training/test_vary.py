@@ -10,8 +10,8 @@ import pytest
 from data_loader.base import Arrays
 from tests.processes import run
 from training.devices.sharding import Plan
+from training.engine import Trainer
 from training.recipe import compose
-from training.trainer import Trainer
 from utils import UserError, named_leaves
 from wiring.build import build
 from wiring.config import override
@@ -168,7 +168,7 @@ def test_mistakes_are_named(vary, message):
 
 
 def test_a_number_on_which_python_decides_is_refused():
-    from training.runs.start import checked_recipe
+    from training.commands.start import checked_recipe
 
     config = changed(vary={"optimizer.1.args.momentum": [0, 0.9]})
     config = override(config, 'optimizer.1={"name": "sgd", "args": {"lr": 0.1}}')

@@ -14,11 +14,11 @@ import optax
 import pytest
 
 from model.mlp import mlp
-from ranges import Misfit, form
+from training.commands.start import checked_recipe
 from training.kinds import KINDS, requirement
 from training.objective import inputs
-from training.runs.start import checked_recipe
 from utils import BAD_INPUT, UserError, first_line, run_command, where_and_why
+from utils.forms import Misfit, form
 from wiring.build import build
 from wiring.config import override
 

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from file_io import atomic_write, parse_json, read_file, to_disk
 from training.base import key_data, without_frozen
 from training.checkpoint import storage
 from training.checkpoint.record import FORMAT
@@ -23,6 +22,7 @@ from training.checkpoint.trees import weights_of
 from training.processes import from_first, is_first, several, together
 from training.run import NOT_VALUES
 from utils import RunError
+from utils.files import atomic_write, parse_json, read_file, to_disk
 
 logger = logging.getLogger("main")
 

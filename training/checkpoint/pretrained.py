@@ -10,8 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from data_loader.loader import first_inputs
-from file_io import read_json
-from ranges import local_path
 from training.base import (
     FROZEN,
     TrainState,
@@ -26,6 +24,8 @@ from training.checkpoint.probe import check_meaning, probe_of
 from training.checkpoint.rules import converted, read_rules, rule_file
 from training.objective import preprocessed
 from utils import UserError, map_named, match_rules, named_leaves
+from utils.files import read_json
+from utils.forms import local_path
 
 # Top-level names in a checkpoint that belong to the run, not to the model.
 RUN_NAMES = {*TrainState._fields, "sums", "probe"} - {"params", "state", "ema"}

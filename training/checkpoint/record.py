@@ -6,8 +6,8 @@ from hashlib import sha256
 from types import UnionType
 from typing import Annotated, Literal, TypedDict, get_args, get_origin, get_type_hints
 
-from ranges import CountOrZero, Misfit, NonNegative, at_least, form
 from utils import Damaged, UserError
+from utils.forms import CountOrZero, Misfit, NonNegative, at_least, form
 
 FORMAT = 3
 Natural = Annotated[int, at_least(0)]
@@ -41,7 +41,7 @@ class Record(TypedDict):
     seconds: NonNegative  # of the whole run
     # what is left to do at this step: whether to evaluate, and which kind of checkpoint to write
     todo: tuple[bool, Literal["best", "last", "whole"] | None]
-    open: Literal["steps", "epoch"] | None  # where that is to be done
+    open: Literal["steps", "epoch", "evaluation"] | None  # where that is to be done
     lengths: dict[str, Natural]  # {log: its bytes}
     memories: dict  # {observer: what it remembers}
     lr_scales: dict[str, NonNegative]  # {observer: its factor of all updates}

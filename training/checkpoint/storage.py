@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 import jax
 
-from file_io import remove
-from ranges import local_path
 from training.base import key_data
 from training.checkpoint import orbax_folder, safetensor_file
 from training.checkpoint.record import check_record
 from training.processes import from_first, is_first
 from utils import Damaged, UserError, echo, named_leaves, quoted
+from utils.files import remove
+from utils.forms import local_path
 
 SUFFIXES = {"safetensors": ".params", "orbax": ".orbax"}  # {format: suffix of its checkpoints}
 # A hidden former folder is read if the process was killed while it replaced it (orbax_folder).

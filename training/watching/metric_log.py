@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from file_io import append, lines_of, parse_json
 from training.devices.placing import fetched
 from training.options import LoggingOptions
 from training.run import NOT_VALUES
 from training.watching.publish import Publisher
 from utils import RunError, UserError, named_leaves
+from utils.files import append, lines_of, parse_json
 
 # The most that is read from a metrics.jsonl when a run resumes.
 MOST_BYTES, MOST_EPOCHS = 2**35, 10**6

@@ -9,13 +9,13 @@ import numpy as np
 
 from data_loader.base import has_items
 from data_loader.nest import named_nest
-from ranges import CountOrZero, checked
 from training.base import Callback, tracked
 from training.loss import cross_entropy
 from training.observers import Every
 from training.rows import plain
 from training.watching.callbacks import common
 from training.watching.pictures import as_picture, grid, png
+from utils.forms import CountOrZero, checked
 
 logger = logging.getLogger("main")
 

@@ -10,10 +10,10 @@ import pytest
 from data_loader.base import Arrays, Data, loaded
 from model.base import Model
 from tests.processes import run
+from training.commands.start import checked_recipe
 from training.fit import fit
 from training.optimizers import sgd
 from training.options import LoaderOptions
-from training.runs.start import checked_recipe
 from utils import UserError
 from wiring.build import build
 

@@ -10,9 +10,9 @@ from PIL import Image
 
 import train
 from tests.processes import run
-from training.runs import find_batch
-from training.runs.find_batch import Tried, search
-from training.runs.find_lr import find_lr, learning_rates, smoothed, suggestion
+from training.commands import find_batch
+from training.commands.find_batch import Tried, search
+from training.commands.find_lr import find_lr, learning_rates, smoothed, suggestion
 from utils import UserError
 from wiring.build import build
 

@@ -8,16 +8,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from file_io import locked
 from tests.training.checkpoint.test_keeper import a_run, end_epoch, snapshot_of
 from tests.wiring.conftest import VALID
+from training.checkpoint import run_folder as folder
 from training.checkpoint import storage
 from training.checkpoint.keeper import Keeper
+from training.checkpoint.resume import Lock, Locked, unfinished
+from training.commands import evaluate
 from training.devices.signals import end_at_signals, handled
 from training.options import CheckpointOptions
-from training.runs import evaluate, folder
-from training.runs.resume import Lock, Locked, unfinished
 from utils import UserError
+from utils.files import locked
 from wiring.build import build
 
 

@@ -5,13 +5,13 @@ import json
 
 import pytest
 
-from file_io import is_alike, parse_json, read_json
 from training.checkpoint.keeper import protected
+from training.checkpoint.run_folder import changes_of_environment
+from training.commands.evaluate import rows
 from training.preprocess import is_statistic
-from training.runs.evaluate import rows
-from training.runs.folder import changes_of_environment
 from training.watching.metric_log import epoch_rows
 from utils import UserError
+from utils.files import is_alike, parse_json, read_json
 
 DEEP = "[" * 5000 + "]" * 5000
 GOOD = {"epoch": 1, "step": 4, "test_loss": 0.5, "end_of_epoch": True}

@@ -17,8 +17,8 @@ from training.loss import cross_entropy
 from training.objective import supervised, with_precision
 from training.optimizers import sgd
 from training.rows import GOOD
-from training.runs.nan_search import first_bad_op
 from training.update import accepting, gradient_update
+from training.watching.nan_search import first_bad_op
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(8, 4)).astype(np.float32)
@@ -78,7 +78,7 @@ def line_of(function):
     """The first line of a function's body, as the search reports it."""
     name, number = function.__name__, function.__code__.co_firstlineno + 1
     text = linecache.getline(__file__, number).strip()
-    return f"tests/training/runs/test_nan_search.py:{number} in {name} (`{text}`)"
+    return f"tests/training/watching/test_nan_search.py:{number} in {name} (`{text}`)"
 
 
 def logarithm(x):

@@ -20,6 +20,7 @@ from model.mlp import mlp
 from model.resnet import resnet
 from training.base import Weighted
 from training.checkpoint.storage import load
+from training.commands.start import checked_recipe
 from training.fit import fit
 from training.loss import cross_entropy, mse
 from training.metrics import accuracy, mae
@@ -27,7 +28,6 @@ from training.objective import denoising, supervised
 from training.optimizers import adam, sgd
 from training.options import LoaderOptions, TrainingOptions
 from training.preprocess import to_unit
-from training.runs.start import checked_recipe
 from training.schedules import linear
 from training.transforms import clip_by_global_norm
 from training.update import gradient_update

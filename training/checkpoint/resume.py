@@ -15,12 +15,12 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from file_io import check_links, inside, locked, read_json
 from training.base import with_frozen
 from training.checkpoint import storage
 from training.checkpoint.keeper import LOGS
 from training.checkpoint.pretrained import check_frozen
 from training.checkpoint.probe import check_meaning, probe_of
+from training.checkpoint.run_folder import FINISHED, flat, new_folder
 from training.checkpoint.trees import check_fits, weights_of
 from training.observers import Point
 from training.processes import (
@@ -31,9 +31,9 @@ from training.processes import (
     several,
     together,
 )
-from training.runs.folder import FINISHED, flat, new_folder
 from training.watching import metric_log
 from utils import WINDOWS, RunError, UserError, cut, first_line, quoted, relative_path
+from utils.files import check_links, inside, locked, read_json
 
 logger = logging.getLogger("main")
 

@@ -13,17 +13,9 @@ from data_loader.base import class_names, loaded, tokenizer_json
 from data_loader.loader import held_out
 from training import processes
 from training.base import has_frozen
+from training.checkpoint import run_folder
 from training.checkpoint.pretrained import check_arguments
-from training.checkpoint.trees import check_fits
-from training.devices.sharding import Plan
-from training.devices.signals import end_at_signals
-from training.fit import train_recipe
-from training.observers import check_callbacks, check_observers
-from training.preprocess import bound, fitted, recorded_statistics, with_statistics
-from training.processes import check_alike, from_first, is_first, several, together
-from training.recipe import compose
-from training.runs import folder as run_folder
-from training.runs.resume import (
+from training.checkpoint.resume import (
     branched,
     changes,
     cut_logs,
@@ -33,8 +25,16 @@ from training.runs.resume import (
     open_run,
     unfinished,
 )
-from training.runs.sets import split_sets
-from training.runs.shape_check import check_classes, check_shapes, count
+from training.checkpoint.trees import check_fits
+from training.commands.shape_check import check_classes, check_shapes, count
+from training.devices.sharding import Plan
+from training.devices.signals import end_at_signals
+from training.fit import train_recipe
+from training.observers import check_callbacks, check_observers
+from training.preprocess import bound, fitted, recorded_statistics, with_statistics
+from training.processes import check_alike, from_first, is_first, several, together
+from training.recipe import compose
+from training.sets import split_sets
 from training.watching.console import be_silent, check_logging, set_up_logging
 from utils import DONE, STOPPED, UserError, format_bytes, peak_of_process, shown_if_slow
 

@@ -18,8 +18,8 @@ from itertools import islice, takewhile
 import jax
 import jaxlib
 
-from file_io import atomic_write
 from utils import RunError, user_cache
+from utils.files import atomic_write
 
 ROOM = 512 * 2**20  # bytes for all programs; the programs of the sample take 0.6 MiB
 ZSTANDARD = b"\x28\xb5\x2f\xfd"  # the first bytes of a file compressed with zstandard

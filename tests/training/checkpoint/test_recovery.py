@@ -28,13 +28,13 @@ from model.mlp import mlp
 from model.resnet import resnet
 from training.base import StepResult, Update
 from training.checkpoint import storage
+from training.checkpoint.divergence import Diverged
 from training.checkpoint.keeper import Keeper
 from training.fit import fit
 from training.observers import CallbackFailed
 from training.optimizers import adam, sgd
 from training.options import CheckpointOptions
 from training.run import TIMES
-from training.runs.divergence import Diverged
 from training.schedules import linear
 from training.update import gradient_update
 from training.watching import metric_log
@@ -214,7 +214,7 @@ def train_with_evaluations_every_3_steps(folder, test, **settings):
 KILLED = """
 import signal, sys
 from pathlib import Path
-from tests.training.runs.test_recovery import *
+from tests.training.checkpoint.test_recovery import *
 test = Interrupting(int(sys.argv[2]), signal.SIGKILL)
 train_with_evaluations_every_3_steps(Path(sys.argv[1]), test)
 """
@@ -1019,15 +1019,19 @@ def test_logging_options_may_change_within_an_epoch(tmp_path, caplog):
 
 
 class Steps:
-    """Remembers the steps that per_step listed."""
+    """Remembers the steps that per_step listed, and the epochs whose training was reported."""
 
     needs = ("per_step",)
 
     def on_start(self, run):
-        self.memory = {"steps": []}
+        self.memory = {"steps": [], "trained": []}
 
     def on_steps(self, run):
         self.memory["steps"] += [int(step) for step in run.per_step.get("step", ())]
+
+    def on_evaluated(self, run, name, values):
+        if name == "train":
+            self.memory["trained"].append(run.epoch)
 
     def on_row(self, run, row):
         if "end_of_epoch" in row:
@@ -1046,7 +1050,12 @@ def test_steps_before_an_interrupted_evaluation_are_reported_once(tmp_path, trou
     settings = {"log": log, "callbacks": [cut, type(trouble)("on_evaluated", 10**9)]}
     assert train(tmp_path / "cut", resume=True, **settings).finished
     assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
-    assert cut.memory == whole.memory == {"steps": list(range(1, EPOCHS * STEPS + 1))}
+    assert whole.memory["steps"] == list(range(1, EPOCHS * STEPS + 1))
+    assert whole.memory["trained"] == list(range(1, EPOCHS + 1))
+    assert cut.memory["steps"] == whole.memory["steps"]
+    # What an observer has seen before another one failed, it sees again.
+    seen_again = [2] if isinstance(trouble, Broken) else []
+    assert cut.memory["trained"] == sorted(whole.memory["trained"] + seen_again)
 
 
 @pytest.mark.slow

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from jax.experimental import serialize_executable
 
-from training.runs import program_cache
+from training.devices import program_cache
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = """
 from collections import Counter
 import jax, jax.numpy as jnp
-from training.runs.program_cache import keep_programs
+from training.devices.program_cache import keep_programs
 keep_programs()
 seen = Counter()
 jax.monitoring.register_event_listener(lambda event, **_: seen.update([event.split("/")[-1]]))

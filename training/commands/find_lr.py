@@ -9,17 +9,17 @@ from typing import NamedTuple
 import numpy as np
 
 from data_loader.base import loaded
-from file_io import atomic_write
 from training.checkpoint.pretrained import fitted_to_data, pretrained_from
+from training.commands.start import checked_recipe, computed_statistics
+from training.engine import Trainer
 from training.preprocess import with_statistics
 from training.recipe import compose
 from training.rows import GOOD
-from training.runs.sets import split_sets
-from training.runs.start import checked_recipe, computed_statistics
-from training.trainer import Trainer
+from training.sets import split_sets
 from training.transforms import check_rate
 from training.watching.console import silenced
 from utils import DONE, RunError, UserError, echo
+from utils.files import atomic_write
 
 RANGE = 1000.0  # from a thousandth of the config's rates to a thousand times
 FEWEST = 20  # steps

@@ -15,22 +15,22 @@ import jax
 import jax.numpy as jnp
 
 from data_loader.base import fingerprints_of, loaded
-from file_io import MOST_LINES, append, is_number, is_object, lines_of, parse_json, read_json
 from training.checkpoint import storage
 from training.checkpoint.keeper import Kept, protect
 from training.checkpoint.pretrained import with_base
 from training.checkpoint.probe import Probe, check_meaning, probe_input, probe_of
+from training.checkpoint.resume import FREE, SILENT, run_folder_of
+from training.checkpoint.run_folder import FINISHED, plain, write_json
 from training.checkpoint.trees import weights_of
 from training.devices.sharding import Plan
+from training.engine import Trainer
 from training.options import monitor_for
 from training.preprocess import with_recorded
 from training.recipe import compose
-from training.runs.folder import FINISHED, plain, write_json
-from training.runs.resume import FREE, SILENT, run_folder_of
-from training.runs.sets import split_sets
-from training.trainer import Trainer
+from training.sets import split_sets
 from training.watching.metric_log import json_safe
 from utils import DONE, Damaged, UserError, echo
+from utils.files import MOST_LINES, append, is_number, is_object, lines_of, parse_json, read_json
 
 logger = logging.getLogger("main")
 

@@ -4,12 +4,13 @@ import re
 from collections.abc import Iterator
 from types import FunctionType
 
+import jax
 import numpy as np
 
-from data_loader.base import Arrays, has_items, length, read_example
+from data_loader.base import Arrays, Data, has_items, length, read_example
 from data_loader.loader import first_batches, split
-from data_loader.nest import check_readable, map_nest, named_nest
-from training.runs.argument_checks import check_data, check_side
+from data_loader.nest import check_integers, check_readable, check_type, map_nest, named_nest
+from training.objective import cutmix, mixup, supervised
 from utils import UserError
 
 
@@ -102,3 +103,68 @@ def as_dataset(name, data):
     for side, values in zip("xy", data, strict=True):
         check_side(name, side, values, data)
     return Arrays(*map_nest(np.asanyarray, data))
+
+
+SUPERVISED = (supervised, mixup, cutmix)  # the objectives that compare outputs with targets
+
+
+def check_data(name, data):
+    """Refuse data that is not a pair, a dataset or an iterable of batches."""
+    pair = f"pass a pair of arrays, (x, y), or a dataset (docs/data.md) as `{name}`"
+    if isinstance(data, Data):
+        sets = "sets = data.load(), then sets['train'] and sets['test']"
+        raise UserError(f"{name}: is a Data, whose examples are not loaded yet; use {sets}")
+    if isinstance(data, dict):
+        raise UserError(f"{name}: is a dict of {', '.join(map(str, data))}; {pair}")
+    if isinstance(data, tuple) and len(data) != 2:
+        raise UserError(f"{name}: is a tuple of {len(data)}; {pair}")
+    readable = hasattr(data, "__iter__") or hasattr(data, "__getitem__")
+    if data is not None and (isinstance(data, str | bytes | type) or not readable):
+        raise UserError(f"{name}: {data!r} holds no examples; {pair}")
+
+
+def check_side(name, side, values, pair):
+    """Refuse lists of numbers, lists of examples, and arrays that do not hold numbers."""
+    check_readable({side: values}, name)
+    for path, leaf in named_nest({side: values}):
+        if isinstance(leaf, int | float | complex | bool | str | bytes | np.generic):
+            raise UserError(f"{name}: {side} is a list; pass an array: np.asarray({side})")
+        array = np.asanyarray(leaf)
+        if array.dtype.kind in "OUSMm":
+            found = f"holds {array.dtype}, not numbers"
+            raise UserError(f"{name}: {path} {found}; {numbers_from(path, leaf, array)}")
+        check_type(f"{name}: {path}", array.dtype)
+        check_integers({path: array}, 64 if jax.config.jax_enable_x64 else 32, name)
+    other = pair[1] if side == "x" else pair[0]
+    is_list = isinstance(values, list) and hasattr(other, "shape") and len(values) == len(other)
+    if is_list and any(np.shape(leaf)[:1] != (len(other),) for leaf in values):
+        fix = f"pass one array: np.stack({side})"
+        raise UserError(f"{name}: {side} is a list of {len(values)} arrays; {fix}")
+
+
+def numbers_from(path, leaf, array):
+    """How numbers can be made of what is not numbers."""
+    if hasattr(leaf, "toarray"):  # a sparse matrix of SciPy
+        return f"pass {path}.toarray()"
+    if array.dtype.kind in "Mm":
+        return f'pass the days since the first: ({path} - {path}.min()) / np.timedelta64(1, "D")'
+    if hasattr(leaf, "columns"):  # a table of pandas
+        odd = [f"{name} ({kind})" for name, kind in leaf.dtypes.items() if kind.kind not in "biuf"]
+        return f"drop or encode the columns {', '.join(odd)}; pd.get_dummies encodes names"
+    first = next(iter(array.ravel()), "")
+    if isinstance(first, np.ndarray):
+        return f"pass one array: np.stack({path})"
+    if array.dtype.kind == "O" and not isinstance(first, str):
+        return f"pass {path}.astype({'int' if isinstance(first, int) else 'float'})"
+    return "pass numbers; np.unique(names, return_inverse=True)[1] numbers the names"
+
+
+def check_pairs(sets, objective):
+    """Refuse a single array where the objective needs pairs, as from fit(model, x, y)."""
+    if getattr(objective, "func", objective) not in SUPERVISED:
+        return
+    for name, data in sets.items():
+        if hasattr(data, "dtype") and hasattr(data, "shape"):
+            form = f"{data.dtype}{list(data.shape)}"
+            fix = "pass the inputs with their targets: fit(model, (x, y), (x_test, y_test))"
+            raise UserError(f"{name}: is one array, {form}, without targets; {fix}")

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import jax
 
 from data_loader.base import length
+from training.commands.find_lr import ready
 from training.devices.mesh import parts_of_batch
-from training.runs.find_lr import ready
-from training.trainer import Trainer
+from training.engine import Trainer
 from training.watching.console import silenced
 from utils import DONE, RunError, format_bytes, is_out_of_memory, main_memory
 

@@ -6,10 +6,10 @@ import logging
 import jax
 import numpy as np
 
+from training.checkpoint.resume import cut_back, point_of
 from training.devices.placing import fetched
 from training.observers import Bad, Point
 from training.processes import is_first
-from training.runs.resume import cut_back, point_of
 from training.watching import metric_log
 from utils import RunError, first_line
 
@@ -165,7 +165,7 @@ class Divergence:
     def culprit(self):
         """The layer and the operation that made the first value that is not finite, found by taking
         the step again, one operation at a time."""
-        from training.runs.nan_search import first_bad_op
+        from training.watching.nan_search import first_bad_op
 
         states, replica = self.trainer.replica_states(), self.bad.replica
         if self.batch is None:

@@ -15,9 +15,9 @@ from itertools import count
 from pathlib import Path
 
 from data_loader.base import fingerprints_of, has_items, length
-from file_io import atomic_write, fresh_folder, locked, parse_json, read_file
 from training.watching.metric_log import json_safe
 from utils import PACKAGE, RunError, UserError, quoted, relative_path
+from utils.files import atomic_write, fresh_folder, locked, parse_json, read_file
 
 USER_MODULES = "user_modules"  # where wiring/own_modules.py looks for them
 # What is written before config.json, with which a run has begun.

@@ -6,26 +6,27 @@ copies or replaces its state. The loop decides when an epoch begins, a log line 
 checkpoint is saved.
 """
 
+import inspect
 import logging
 import math
+import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from operator import itemgetter
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from training.base import key_data
-from training.contracts import check_metrics
+from training.base import TrainState, key_data
+from training.contracts import check_metrics, guarded_model
 from training.feed import make_feeds
 from training.metrics import phase_of
 from training.objective import values_of
-from training.programs import loops_are_slow, quick
-from training.replicas import Replicas, as_inputs, first_state, first_weights
 from training.rows import Sums, TrainingSums, row_of_batch
 from training.update import accepting, first_not_finite, genuine, made_floats
-from utils import format_bytes, named_leaves
+from utils import UserError, format_bytes, named_leaves, shown_if_slow
 
 logger = logging.getLogger("main")
 
@@ -388,3 +389,275 @@ def evaluation_step(recipe, name, modes):
         return seen + row["examples"], row
 
     return step
+
+
+# One program for each replica, or one for all.
+
+
+USER_BATCHES = "the batches of the data"  # what the error of another size names
+
+
+class Replicas:
+    """The replicas of a run: one call of a program for each, or one for all, stacked on a leading
+    axis and vmapped. A lane is the replicas of one call. On accelerators they are stacked; on the
+    CPU one call per replica is faster (a ResNet step: 181 ms against 814 ms)."""
+
+    def __init__(self, seeds, plan, pool=None, stacked=None):
+        stacked = jax.default_backend() != "cpu" if stacked is None else stacked
+        self.seeds, self.plan, self.pool = seeds, plan, pool
+        self.stacked = stacked and len(seeds) > 1
+        self.lanes_plan = plan._replace(stacked=self.stacked)
+
+    @property
+    def lanes(self):
+        """The number of lanes."""
+        return 1 if self.stacked else len(self.seeds)
+
+    @property
+    def shape(self):
+        """The shape of one number per replica of a lane."""
+        return (len(self.seeds),) if self.stacked else ()
+
+    def stack(self, trees, shardings=None):
+        """Turn one tree per replica into one per lane."""
+        if not self.stacked:
+            return list(trees)
+        stack = lambda *trees: jax.tree.map(lambda *a: jnp.stack(a), *trees)  # noqa: E731
+        return [jax.jit(stack, out_shardings=shardings)(*trees)]
+
+    def unstack(self, trees):
+        """Turn one tree per lane back into one per replica."""
+        if not self.stacked:
+            return list(trees)
+        return [jax.tree.map(itemgetter(r), trees[0]) for r in range(len(self.seeds))]
+
+    def joined(self, pieces):
+        """Turn one piece per replica into one per lane, on the host."""
+        return [jax.tree.map(lambda *a: np.stack(a), *pieces)] if self.stacked else pieces
+
+    def rows(self, size):
+        """Which rows of a batch this process reads."""
+        self.plan.check_batch(size, USER_BATCHES)
+        return self.plan.rows(size)
+
+    def put_batch(self, pieces, size):
+        """This process's rows of a batch of `size` for each replica, put onto the devices."""
+        self.plan.check_batch(size, USER_BATCHES)
+        return [self.lanes_plan.put_batch(piece, size) for piece in self.joined(pieces)]
+
+    def put_orders(self, orders):
+        """The order of an epoch for each replica, sharded like its batches."""
+        sharding = self.plan.batch(1 + self.stacked)
+        return [self.plan.put(order, sharding) for order in self.joined(orders)]
+
+    def order_spec(self, batches, size):
+        """The spec of the order of an epoch in a lane."""
+        sharding = self.plan.batch(1 + self.stacked)
+        return jax.ShapeDtypeStruct((*self.shape, batches, size), jnp.int32, sharding=sharding)
+
+    def shapes_of_one(self, lane):
+        """The specs of one replica's part of a lane."""
+        shape = lambda a: a.shape[1:] if self.stacked else a.shape  # noqa: E731
+        return jax.tree.map(lambda a: jax.ShapeDtypeStruct(shape(a), a.dtype), lane)
+
+    def program(self, name, function, axes, shardings=None):
+        """The Program of a lane; `axes` says which arguments have an axis of replicas."""
+        if self.stacked:  # model/layers/forms.py looks for the name of the axis
+            function = jax.vmap(function, in_axes=axes, axis_name="replicas")
+        options = {"options": platform_options(), "shardings": shardings, "pool": self.pool}
+        return Program(function, self.plan.whole, name, **options)
+
+
+def as_inputs(numbers):
+    """The numbers of a replica with the types that a compiled program takes."""
+    kinds = {int: np.int32, float: np.float32}
+    return {path: kinds[type(number)](number) for path, number in numbers.items()}
+
+
+def first_weights(model, seed):
+    """(params, state) of a replica, drawn from its seed."""
+    key = jax.random.fold_in(jax.random.key(seed), 2**32 - 1)  # no step has this key
+    return guarded_model(model).init(key)
+
+
+def first_state(update, params, state, seed):
+    """The TrainState before the first step."""
+    opt, ema = update.init(params)
+    ts = TrainState(jnp.int32(0), seed, params, state, opt, ema, jnp.bool(False), jnp.float32(1))
+    return jax.tree.map(jnp.copy, ts)  # no two leaves of a donated tree may be the same buffer
+
+
+# A program.
+
+
+WORDS = {"const": "weights", "carry": "state"}  # what messages call the arguments of programs
+TITLES = {"train": "training step", "step": "step"}
+# For programs that run a few times: the sample's initial params compile in a twelfth of the time.
+QUICKLY = {"xla_backend_optimization_level": 0, "xla_cpu_parallel_codegen_split_count": 1}
+if jax.__version_info__ < (0, 11):  # a later XLA does not have this option
+    QUICKLY["xla_cpu_use_fusion_emitters"] = False
+# For the CPU.
+CPU_OPTIONS = {
+    # Without this, XLA drops the barriers of jax.checkpoint before it orders the operations, and
+    # then recomputes without saving memory.
+    "xla_disable_hlo_passes": "cse_barrier_expander",
+    # Eigen computes convolutions and products, YNNPACK only sums: a ResNet-8 takes 0.8 of the time,
+    # a small perceptron 0.8 to 0.9, and a large one 1.06.
+    "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE",
+}
+# The errors of cuDNN's attention, which devices may share by whole heads only.
+CUT_HEADS = (
+    "Query, key and value should have same sharding",
+    "Sharding on head dim is not allowed",
+)
+
+
+class Program:
+    """A function that is compiled once, with its second argument, the carry, donated.
+
+    `whole` is the sharding of its rows, and of the carry unless `shardings` are given; `name` is
+    the set over which it runs; `arguments` are the names of its arguments if the function's
+    signature does not show them; `options` are XLA's; `pool` is a ThreadPoolExecutor that compiles.
+    """
+
+    def __init__(
+        self, function, whole, name="step", *, arguments=(), options=None, shardings=None, pool=None
+    ):
+        self.function, self.name, self.options, self.pool = function, name, options, pool
+        self.shardings = (whole if shardings is None else shardings, whole)
+        names = arguments or inspect.signature(function).parameters
+        self.arguments = [name.lstrip("_") for name in names]
+        self.compiled = None
+        self.finish = None  # returns the compiled program, once it has been traced
+        self.seconds = 0.0  # spent on tracing, and on compiling or waiting for it
+        # Bytes of arguments, results and temporaries, if the backend reports them.
+        self.memory = None
+
+    @property
+    def title(self):
+        """Its name in messages."""
+        return TITLES.get(self.name, f"evaluation of {self.name}")
+
+    def begin(self, *arguments):
+        """Trace it for these arguments, or for their specs, and start to compile it in a thread.
+        Several processes must compile in the same order, so they compile when it is needed."""
+        if self.compiled is not None or self.finish is not None:
+            return
+        if jax.config.jax_disable_jit:
+            self.compiled = self.function
+            return
+        start = time.perf_counter()
+        jitted = jax.jit(self.function, donate_argnums=1, out_shardings=self.shardings)
+        compile_it = partial(compile_step, jitted.lower(*arguments), self.options)
+        threaded = self.pool is not None and jax.process_count() == 1
+        self.finish = self.pool.submit(compile_it).result if threaded else compile_it
+        self.seconds += time.perf_counter() - start
+
+    def prepare(self, *arguments):
+        """Compile for these arguments, without running, or wait until it is compiled."""
+        self.begin(*arguments)
+        if self.compiled is None:
+            start = time.perf_counter()
+            with shown_if_slow(f"Compiling the {self.title}"):
+                self.compiled = self.finish()
+            self.seconds += time.perf_counter() - start
+            self.memory = memory_of(self.compiled)
+
+    def __call__(self, *arguments):
+        if self.compiled is None:
+            self.prepare(*arguments)
+        try:
+            return self.compiled(*arguments)
+        except (TypeError, ValueError) as error:
+            if change := self.change(arguments):
+                raise UserError(f"{self.title}: it was compiled for {change}") from error
+            raise
+
+    def change(self, arguments):
+        """A text that says how these arguments differ from the compiled ones; None if they do
+        not."""
+        if self.compiled is self.function:
+            return None
+        shardings = self.compiled.in_tree.flatten_up_to(self.compiled.input_shardings)
+        before = self.leaves(self.compiled.args_info[0], shardings)
+        shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(arguments)]
+        now = self.leaves(arguments, shardings)
+        for name in before | now:
+            (a, sharding), (b, other) = before.get(name, (None, None)), now.get(name, (None, None))
+            fix = "; every batch must have one shape and type, so a collate_fn pads to one length"
+            fix = fix if name.startswith("batch") else ""
+            expected, given = type_and_shape(a), type_and_shape(b)
+            if expected != given:
+                return f"{name} {expected}, and was now given {given}{fix}"
+            if sharding and other and not sharding.is_equivalent_to(other, len(a.shape)):
+                layouts = f"laid out as {sharding}, and was now given it as {other}"
+                return f"{name} {expected} {layouts}{fix}"
+        return None
+
+    def leaves(self, trees, shardings):
+        """{name: (leaf, its sharding)} of all arguments."""
+        named = zip([WORDS.get(name, name) for name in self.arguments], trees, strict=False)
+        pairs = [
+            (f"{word} {name}".strip(), leaf)
+            for word, tree in named
+            for name, leaf in leaves_of(tree)
+        ]
+        together = zip(pairs, shardings, strict=False)
+        return {name: (leaf, sharding) for (name, leaf), sharding in together}
+
+
+def compile_step(lowered, options):
+    """The lowered program, compiled with these options of XLA."""
+    try:
+        return lowered.compile(options)
+    except jax.errors.JaxRuntimeError as error:
+        if any(text in str(error) for text in CUT_HEADS):
+            raise UserError(
+                "mesh.tensor: cuts a head of attention in two, which a GPU cannot compute in "
+                "bfloat16; let mesh.tensor divide the heads, and the heads of keys, or leave "
+                'attention whole, by the sharding [[".*attention/.*", []], "tensor"]'
+            ) from error
+        raise
+
+
+def leaves_of(batch):
+    """[(name, leaf)] of a batch, or another tree; the two parts of a pair are named x and y."""
+    pair = isinstance(batch, tuple | list) and len(batch) == 2 and not hasattr(batch, "_fields")
+    return list(named_leaves({"x": batch[0], "y": batch[1]} if pair else batch).items())
+
+
+def type_and_shape(leaf):
+    """The type and shape of an array or a spec as a text, such as float32[128,10]."""
+    if not hasattr(leaf, "dtype") and not isinstance(leaf, int | float | complex):
+        return "nothing" if leaf is None else f"a {type(leaf).__name__}"
+    return f"{jnp.result_type(leaf)}[{','.join(map(str, np.shape(leaf)))}]"
+
+
+def memory_of(compiled):
+    """Bytes of a program's arguments, results and temporaries; None if the backend does not
+    report."""
+    stats = compiled.memory_analysis()
+    names = ("temp_size_in_bytes", "argument_size_in_bytes", "output_size_in_bytes")
+    return stats and {name: getattr(stats, name) for name in names}
+
+
+def loops_are_slow(objective):
+    """Whether this objective, which is traced, must not run inside a compiled loop, where XLA's CPU
+    backend does not use its fast path for dense convolutions (eight steps of a 3x3 convolution: 82
+    ms outside, 6,670 ms inside). Its steps are then dispatched one by one."""
+    if jax.config.jax_disable_jit:
+        return True  # for debugging, one step is one call
+    if jax.default_backend() != "cpu":
+        return False
+    return "stablehlo.convolution" in objective.lower().as_text()
+
+
+def quick(function, shardings=None):
+    """The compiled form of a function that runs only a few times: it compiles without
+    optimization."""
+    return jax.jit(function, out_shardings=shardings, compiler_options=QUICKLY)
+
+
+def platform_options():
+    """XLA's options for a program on the default platform."""
+    return CPU_OPTIONS if jax.default_backend() == "cpu" else None

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
+from training.engine import leaves_of, type_and_shape
 from training.loss import distribution
-from training.programs import leaves_of, type_and_shape
 from training.update import floats, genuine, loss_of_examples, made_floats
 from utils import counts_of_scan, is_library, named_leaves, relative_path
 
