@@ -140,6 +140,12 @@ class Data(NamedTuple):
     columns: dict | None = None  # {column of a table: its categories, or () for numbers}
 
 
+def named_sets(train, val, test):
+    """{set: value}, without those that are None."""
+    sets = {"train": train, "val": val, "test": test}
+    return {name: value for name, value in sets.items() if value is not None}
+
+
 def tokenizer_json(data):
     """The tokenizer of a Data, or of a dataset that has a `tokenizer`, as text; None if there is
     none, or if it belongs to another library and cannot be stored."""

@@ -70,7 +70,7 @@ ROOMS = {
 }
 ASSEMBLER = "fit"  # the one file of the spine that may import rooms, since it puts a run together
 HEAVY = {"optax", "flax", "tensorflow", "tf2onnx", "onnx", "onnxruntime", "ai_edge_litert", "wandb"}
-HEAVY |= {"tensorboard", "matplotlib", "orbax", "PIL", "tqdm", "safetensors", "grain"}
+HEAVY |= {"tensorboard", "matplotlib", "orbax", "PIL", "tqdm", "safetensors", "google"}
 HEAVY |= {"array_record", "crc32c", "tokenizers", "equinox", "haiku", "optuna"}
 HEAVY |= {"mlflow", "trackio", "pyarrow"}
 # Folders whose files may import these at the top, since the files are only imported when needed.
@@ -217,7 +217,7 @@ def packages_imported(paths, top_only=False):
 def test_requirements_has_every_package_that_anything_imports():
     required = packages_of("requirements.txt")
     assert all(required.values()), "a version is missing"
-    required |= {"zstandard": "", "absl-py": ""}  # JAX uses the first; the second comes with Grain
+    required |= {"zstandard": ""}  # JAX uses it
     users = {
         "equinox": "",
         "dm-haiku": "",

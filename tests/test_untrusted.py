@@ -3,7 +3,6 @@ writes outside of its folder nor contacts a host."""
 
 import json
 import logging
-import multiprocessing
 import os
 import re
 import runpy
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 
 import sweep
-from data_loader.grain_workers import safe_path
+from data_loader.workers import Context
 from inference.inputs import read_arrays
 from inference.load import load
 from inference.predictor import read_report
@@ -120,9 +119,8 @@ def test_a_worker_process_imports_nothing_from_the_folder_where_one_stands(
     (tmp_path / "multiprocessing.py").write_text(MARK)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    with safe_path():
-        worker = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(0,))
-        worker.start()
+    worker = Context().Process(target=time.sleep, args=(0,))
+    worker.start()
     worker.join(60)
     assert worker.exitcode == 0 and not marked.exists()
     assert "PYTHONSAFEPATH" not in os.environ

@@ -149,7 +149,7 @@ KINDS = {
             ("data_loader.records",),
             "data_loader.base:Parsed",
             "a function: the bytes of a record -> example",
-            "data.md#record-files-read-with-grain",
+            "data.md#record-files",
             given=1,
         ),
     )

@@ -300,6 +300,21 @@ def test_the_length_of_a_loader_may_be_unknown():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dataset", "batches", "loader"])
+def test_what_grain_makes_is_data(kind):
+    grain = pytest.importorskip("grain", reason="another library's loader")
+    pairs = list(zip(X, Y, strict=True))
+    data = grain.MapDataset.source(pairs)
+    if kind == "batches":
+        data = data.batch(32).to_iter_dataset()
+    if kind == "loader":
+        sampler, batches_of_32 = grain.samplers.SequentialSampler(300), grain.transforms.Batch(32)
+        data = grain.DataLoader(data_source=pairs, sampler=sampler, operations=[batches_of_32])
+    expected = run(shuffle=False, epochs=1)
+    assert_close(run(data, test=data, shuffle=False, epochs=1).params, expected.params)
+
+
+@pytest.mark.slow
 def test_metrics_may_be_dicts_of_dicts():
     def sides(output, target):
         return {"left": {"mean": output[0]}, "right": output[1]}
