@@ -24,8 +24,8 @@ on_row(run, row)                  all values of an epoch, or of an evaluation, a
                                   number} with "epoch" and "step", and a key that says which row it
                                   is: "end_of_epoch", "evaluation" (within an epoch), "initial" (of
                                   the initial params) or "final" (at the end)
-on_bad(run, bad)                  a step, or the state, is not finite; `bad` is a Bad, the first one of
-                                  a chunk (with on_nonfinite=skip, there may be more)
+on_bad(run, bad)                  a step, or the state, is not finite; `bad` is a Bad. With
+                                  on_nonfinite=skip, only the first of a chunk is reported
 on_save(run, take, kind)          write a checkpoint of this kind; `take()` returns a Snapshot
 on_end(run)                       training has ended, and its last checkpoint is being written; the
                                   test of test_at=end follows
