@@ -1,10 +1,8 @@
-"""What saving costs: the sample with a checkpoint every epoch against none, and a state of 50
-million parameters written in the background against written synchronously.
+"""How long saving 50 million parameters, with Adam's m and v, delays the next step of a run.
 
-python -m benchmarks.checkpoint [rounds]
+python -m benchmarks.checkpoint [--rounds 9]
 """
 
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -12,121 +10,70 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from benchmarks.overhead import log_to
-from benchmarks.results import record, spread
-from data_loader.base import Arrays
+from benchmarks.results import arguments, markdown, ratios, record, spread
 from model.mlp import mlp
-from training.checkpoint import storage
-from training.checkpoint.keeper import Keeper, as_saved
-from training.commands.shape_check import count
-from training.devices.options import MeshOptions
-from training.devices.sharding import Plan
-from training.engine import Trainer
-from training.fit import assemble, recipe_of
+from training.fit import fit
 from training.optimizers import adam
-from training.options import CheckpointOptions
-from training.recipe import compose
-from wiring.build import build
-from wiring.config import read
 
-EPOCHS = 4  # per turn, at the end of which all of its checkpoints are written
+WIDTHS = (6600, 6600)
 
 
-def main(rounds=9):
+def main():
+    args = arguments("checkpoint", __doc__, rounds=9)
     # In the current folder, since the default temporary folder may be in memory.
     with tempfile.TemporaryDirectory(dir=".") as folder:
-        folder = Path(folder)
-        log_to(folder / "train.log")
-        every_epoch(folder, rounds)
-        large_state(folder, rounds)
+        record(args, "Saving a large state", large_state(folder, args.rounds))
 
 
-def every_epoch(folder, rounds):
-    """The sample's throughput with and without saving."""
-    parts = build(read("config.json", ["data=digits", "training.eval_every=0"]), "config.json")
-    plan, data = Plan.on_paper(MeshOptions(), None), {"train": parts.data.load()["train"]}
-    every = {"no checkpoints": 0, "one every epoch": 1}
-    loops = {}
-    for form, every_epochs in every.items():
-        parts.checkpoint = CheckpointOptions(keep=2, every_epochs=every_epochs)
-        loops[form] = loop_of(compose(parts, plan), data, folder / form, {"config": parts.config})
-    rates = {form: [] for form in loops}
-    for i in range(rounds + 1):
-        for form, loop in loops.items() if i % 2 else reversed(loops.items()):
-            start = time.perf_counter()
-            for _ in range(EPOCHS):
-                loop.epoch()
-            keeper_of(loop).wait()
-            if i > 0:  # the first round compiles
-                rates[form].append(EPOCHS * len(data["train"]) / (time.perf_counter() - start))
-    ratios = [b / a for a, b in zip(*rates.values(), strict=True)]
-    rows = [f"| {form}, images/s | {spread(values)} |" for form, values in rates.items()]
-    rows.append(f"| ratio, pair by pair | {spread(ratios)} |")
-    table = "\n".join(["| sample | median (range) |", "|---|---|", *rows])
-    record("A checkpoint every epoch", "python -m benchmarks.checkpoint", table)
-
-
-def large_state(folder, rounds):
-    """How long saving 50 million parameters, with Adam's m and v, delays the next step of a run."""
-    model = mlp((784,), 10, dims=(6600, 6600))
-    data = {"train": Arrays(np.zeros((64, 784), np.float32), np.zeros(64, np.int32))}
-    checkpoint = CheckpointOptions(keep=1)
-    recipe = recipe_of(model, optimizer=adam(), metrics=[], batch_size=32, checkpoint=checkpoint)
-    loop = loop_of(recipe, data, folder / "large", {"config": {}})
-    loop.epoch()
-    keeper_of(loop).wait()
-    forms = {"written synchronously": write, "until the run continues": delay}
-    times = {form: [] for form in forms}
-    for _ in range(rounds):
-        for form, save in forms.items():
-            loop.run.step += 1  # so that the file gets another name
-            times[form].append(save(loop))
-            keeper_of(loop).wait()
-    ratios = [b / a for a, b in zip(*times.values(), strict=True)]
-    rows = [f"| {form}, s | {spread(values)} |" for form, values in times.items()]
-    rows.append(f"| continues / synchronously, pair by pair | {spread(ratios)} |")
-    megabytes = sum(leaf.nbytes for leaf in jax.tree.leaves(loop.trainer.states)) // 10**6
-    head = (
-        f"| {count(loop.trainer.states[0].params):,} parameters, {megabytes} MB | median (range) |"
+def large_state(folder, rounds, widths=WIDTHS):
+    """A table of the seconds until the run continues, and until the file is written."""
+    examples, saves = 32 * (rounds + 2), Saves(Path(folder))  # no step ends an epoch
+    data = np.zeros((examples, 784), np.float32), np.zeros(examples, np.int32)
+    run = fit(
+        mlp((784,), 10, dims=widths),
+        data,
+        optimizer=adam(),
+        metrics=[],
+        batch_size=32,
+        epochs=None,
+        max_steps=rounds + 1,
+        eval_every=0,
+        folder=folder,
+        checkpoint={"keep": 1, "every_epochs": 0},
+        callbacks=[saves],
     )
-    table = "\n".join([head, "|---|---|", *rows])
-    record("Saving a large state", "python -m benchmarks.checkpoint", table)
+    delays, written = saves.delays[1:], saves.written[1:]  # the first one allocates memory
+    rows = [["written, s", spread(written)], ["until the run continues, s", spread(delays)]]
+    rows.append(["continues / written, pair by pair", spread(ratios(delays, written))])
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(run.params))
+    head = f"{parameters:,} parameters, {saves.bytes // 10**6} MB"
+    return markdown([head, "median (range)"], rows)
 
 
-def loop_of(recipe, data, folder, record):
-    """A Loop that writes into a folder."""
-    folder.mkdir()
-    record = record | {"facts": {}, "data": {}}
-    loop, _ = assemble(recipe, Trainer(recipe, data), data, folder, record)
-    loop.run.epochs = 10**9  # so that no epoch is the last, which is saved in any case
-    return loop
+class Saves:
+    """A callback that saves after every step, and waits until the file is written."""
 
+    def __init__(self, folder):
+        self.folder, self.every = folder, {"steps": 1}
+        self.delays, self.written, self.bytes = [], [], 0
 
-def keeper_of(loop):
-    return next(each for each in loop.observers if isinstance(each, Keeper))
+    def on_steps(self, run):
+        self.before, self.start = self.files(), time.perf_counter()
+        return {"save": "last"}
 
+    def on_save(self, run, take, kind):
+        """Called after the copy of the state was made, and the writer was started."""
+        states = take().states
+        jax.block_until_ready(states)  # the next step would wait for this copy
+        self.delays.append(time.perf_counter() - self.start)
+        self.bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(states))
+        while not self.files() - self.before:  # a file that is not finished has another name
+            time.sleep(0.001)
+        self.written.append(time.perf_counter() - self.start)
 
-def write(loop):
-    """Seconds to write the state while everything waits."""
-    start = time.perf_counter()
-    tree = as_saved(loop.trainer.states[0], whole=True, sums=None)
-    storage.save(keeper_of(loop).folder / "at_once.params", tree, {})
-    return time.perf_counter() - start
-
-
-def delay(loop):
-    """Seconds until the next step can begin."""
-    snapshots = []
-
-    def take():
-        snapshots.append(loop.snapshot())
-        return snapshots[0]
-
-    start = time.perf_counter()
-    keeper_of(loop).on_save(loop.run, take, "last")
-    jax.block_until_ready(snapshots[0].states)  # the next step would wait for this copy
-    return time.perf_counter() - start
+    def files(self):
+        return set(self.folder.glob("checkpoint-*.params"))
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main()

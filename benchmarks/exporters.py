@@ -1,12 +1,9 @@
 """Makes the files that benchmarks/export.py compares: the sample, exported by each framework.
 
 All have the same weights, and each model is written in its framework's own idiom.
-
-python -m benchmarks.exporters MAKER FILE
 """
 
 import os
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -45,10 +42,11 @@ def in_order(params):
     return weights
 
 
-def reference_output(x):
-    """The sample's output, computed by JAX."""
+def example_and_output():
+    """(inputs, the sample's outputs, computed by JAX)"""
     model, params = sample()
-    return np.asarray(jax.jit(lambda x: model.apply(params, {}, x)[0])(x))
+    x = np.random.default_rng(1).random((3, *SHAPE), np.float32)
+    return x, np.asarray(jax.jit(lambda x: model.apply(params, {}, x)[0])(x))
 
 
 def to_trace(batch=None):
@@ -82,18 +80,10 @@ def jax2tf_onnx(file, batch=None):
     onnx_by_jax2tf(*to_trace(batch), file)
 
 
-def jax2tf_onnx_fixed(file):
-    jax2tf_onnx(file, 1)
-
-
 def jax2tf_tflite(file, batch=None):
     from inference.fallback.convert import tflite_by_jax2tf
 
     tflite_by_jax2tf(*to_trace(batch), file)
-
-
-def jax2tf_tflite_fixed(file):
-    jax2tf_tflite(file, 1)
 
 
 def jax2onnx(file):
@@ -107,39 +97,12 @@ def jax2onnx(file):
     onnx.save(to_onnx(lambda x: model.apply(params, {}, x)[0], shapes, opset=OPSET), file)
 
 
-def torch_conv(file):
-    torch_onnx(file, pointwise_is_linear=False)
-
-
-def torch_linear(file):
-    torch_onnx(file, pointwise_is_linear=True)
-
-
-def torch_onnx(file, pointwise_is_linear):
-    """NCHW; layer norm by permuting axes, as in torchvision; 1x1 convolutions, or linear layers
-    between two permutations."""
+def torch_onnx(file, pointwise):
     import torch
-    from torch import nn
 
-    from benchmarks.peers.torch import LayerNorm2d, Mean, Permute
+    from benchmarks.peers.torch import convnext
 
-    def mixing(dim):
-        if not pointwise_is_linear:
-            expand = nn.Conv2d(dim, 2 * dim, 1, bias=False)
-            project = nn.Conv2d(2 * dim, dim, 1, bias=False)
-            return [LayerNorm2d(dim, eps=1e-6), expand, nn.GELU(), project]
-        expand, project = nn.Linear(dim, 2 * dim, bias=False), nn.Linear(2 * dim, dim, bias=False)
-        mlp = [nn.LayerNorm(dim, eps=1e-6), expand, nn.GELU(), project]
-        return [Permute(0, 2, 3, 1), *mlp, Permute(0, 3, 1, 2)]
-
-    layers = [nn.Conv2d(1, DIMS[0], 4, 4, bias=False), LayerNorm2d(DIMS[0], eps=1e-6)]
-    for i, dim in enumerate(DIMS):
-        if i > 0:
-            layers.append(LayerNorm2d(DIMS[i - 1], eps=1e-6))
-            layers.append(nn.Conv2d(DIMS[i - 1], dim, 2, 2, bias=False))
-        layers += [nn.Conv2d(dim, dim, 7, padding=3, groups=dim, bias=False), *mixing(dim)]
-    layers += [Mean(), nn.LayerNorm(DIMS[-1], eps=1e-6), nn.Linear(DIMS[-1], 64), nn.Linear(64, 10)]
-    model = nn.Sequential(*layers).eval()
+    model = convnext(SHAPE, DIMS, pointwise=pointwise).eval()
     for parameter, weight in zip(model.parameters(), in_order(sample()[1]), strict=True):
         # HWIO -> OIHW, or (in, out) -> (out, in).
         transposed = weight.transpose(3, 2, 0, 1) if weight.ndim == 4 else weight.T
@@ -150,27 +113,14 @@ def torch_onnx(file, pointwise_is_linear):
 
 
 def keras_tflite(file):
-    """NHWC; Keras' own layers on the TensorFlow backend, and its own export."""
+    """Keras' own export, on the TensorFlow backend."""
     os.environ.update(KERAS_BACKEND="tensorflow", TF_CPP_MIN_LOG_LEVEL="3")
     import keras
-    from keras.layers import Activation, Conv2D, Dense, DepthwiseConv2D, GlobalAveragePooling2D
-    from keras.layers import LayerNormalization as LayerNorm
 
-    eps = {"epsilon": 1e-6}
-    layers = [keras.Input(SHAPE), Conv2D(DIMS[0], 4, strides=4, use_bias=False), LayerNorm(**eps)]
-    for i, dim in enumerate(DIMS):
-        if i > 0:
-            layers += [LayerNorm(**eps), Conv2D(dim, 2, strides=2, use_bias=False)]
-        layers += [DepthwiseConv2D(7, padding="same", use_bias=False), LayerNorm(**eps)]
-        layers += [Conv2D(2 * dim, 1, use_bias=False), Activation("gelu")]
-        layers.append(Conv2D(dim, 1, use_bias=False))
-    layers += [GlobalAveragePooling2D(), LayerNorm(**eps), Dense(64), Dense(10)]
-    model = keras.Sequential(layers)
+    from benchmarks.peers.keras import convnext
+
+    inputs = keras.Input(SHAPE)
+    model = keras.Model(inputs, convnext(inputs, DIMS))
     pairs = zip(in_order(sample()[1]), model.get_weights(), strict=True)
     model.set_weights([weight.reshape(own.shape) for weight, own in pairs])
     model.export(file, format="litert", verbose=False)
-
-
-if __name__ == "__main__":
-    name, file = sys.argv[1:]
-    globals()[name](file)

@@ -4,169 +4,94 @@ Measures value and gradient of each form, taking turns in one process. model/lay
 by these results. Every form must agree with the plain one.
 
 python -m benchmarks.forms [--rounds 7]
-python -m benchmarks.forms --sweep [--count 200] [--seed 0] [--only KIND] [--half a|b] [--file FILE]
-the second judges the rules on layers of random shapes (benchmarks/regret.py)
+python -m benchmarks.forms --sweep [--count 200] [--seed 0] [--only KIND] [--file FILE]
+the second judges the rules on layers of random shapes: the regret is the time of the form that they
+choose over the time of the best one
+
+Each random layer is drawn from the seed and its number. The times of its forms are appended to a
+file at once, so a sweep that was interrupted continues, and rules that were changed are judged by
+the times that were measured before. Fit rules to one seed, and judge them on another.
 """
 
-import argparse
+import json
 import statistics
 import time
+from collections import defaultdict
 from functools import partial
-from typing import NamedTuple
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from benchmarks.results import record, short, spread
-from model.layers import activations, conv_forms, forms, norm, pool
-from model.layers.conv import LAYOUT
+from benchmarks.form_shapes import DRAWS, fixed_layers, layer_of
+from benchmarks.harness import seconds, take_turns
+from benchmarks.results import arguments, markdown, ratios, record, short, spread
 from training.engine import CPU_OPTIONS
 
-DEPTHWISE = (  # batch, height and width, channels, kernel
-    (512, 7, 8, 7),
-    (256, 7, 32, 3),
-    (256, 14, 16, 3),
-    (256, 14, 16, 7),
-    (2, 14, 384, 7),
-    (32, 32, 16, 7),
-    (2, 128, 16, 3),
-    (2, 128, 16, 7),
-)
 LOOPS = 5  # calls in one compiled loop, as in training
 TOLERANCE = 1e-5  # relative to the largest number of each result
+ROUNDS, SECONDS = 15, 0.25  # the most rounds of a random layer; they end after this many seconds
+GOALS = {"median": 1.05, "95th percentile": 1.5}
+WORST = 8  # layers named in the report
 
 
-class Case(NamedTuple):
-    """A layer at one size, and its forms, the plain one first."""
+def main():
+    options = {"count": 200, "seed": 0, "only": (*DRAWS,), "file": "saved/forms_sweep.jsonl"}
+    args = arguments("forms", __doc__, rounds=7, sweep=False, **options)
+    if not args.sweep:
+        return record(args, "Forms of layers", table_of(fixed_layers(), args.rounds))
+    results = sweep(args.count, args.seed, args.only, args.file)
+    about = f"{len(results)} layers. Rules are fitted to layers of seed 0 alone."
+    if args.only:
+        return print(report(results))
+    return record(args, "Regret of the forms", about, report(results))
 
-    layer: str
-    shapes: list  # of its arguments
-    functions: dict  # {form: function}
-    chosen: str  # the form that model/layers/forms.py chooses
-    loops: int = LOOPS  # 1 with a dense convolution, which is slow inside a compiled loop
 
-
-def main(rounds=7):
-    rows = ["| layer | shape | form | ms | x plain | chosen |", "|---|---|---|---|---|---|"]
-    for case in (*norm_cases(), *convolution_cases(), *other_cases()):
-        times = compare(case, rounds)
+def table_of(layers, rounds):
+    rows = []
+    for layer in layers:
+        programs = programs_of(layer, layer.loops)
+        times = take_turns({name: partial(seconds, run) for name, run in programs.items()}, rounds)
         plain = next(iter(times.values()))
-        size = " ".join("x".join(map(str, shape)) for shape in case.shapes[:2])
-        for name, seconds in times.items():
-            ratio = spread([a / b for a, b in zip(seconds, plain, strict=True)])
-            median = short(1e3 * statistics.median(seconds))
-            chosen = "yes" if name == case.chosen else ""
-            rows.append(f"| {case.layer} | {size} | {name} | {median} | {ratio} | {chosen} |")
-    record("Forms of layers", "python -m benchmarks.forms", "\n".join(rows))
+        for name, values in times.items():
+            milliseconds = short(1e3 * statistics.median(values) / layer.loops)
+            chosen = "yes" if name == layer.chosen else ""
+            ratio = spread(ratios(values, plain))
+            rows.append([layer.kind, layer.title, name, milliseconds, ratio, chosen])
+    return markdown(["layer", "shape", "form", "ms", "x plain", "chosen"], rows)
 
 
-def norm_cases():
-    for shape in ((512, 7, 7, 8), (512, 3, 3, 16), (512, 7, 7, 32), (128, 49, 64)):
-        functions = {
-            "sums": lambda x: norm.standardize(x, -1, 1e-6),
-            "products": partial(norm.standardize_narrow, 1e-6),
-        }
-        chosen = "products" if forms.norm_by_products(shape) else "sums"
-        yield Case("layer norm", [shape], functions, chosen)
+def programs_of(layer, loops=1, tolerance=TOLERANCE):
+    """{form: a function that computes value and gradients}, compiled, and checked against the
+    first form."""
+    inputs = [normal(i, shape) for i, shape in enumerate(layer.shapes)]
+    plain = next(iter(layer.functions.values()))
+    cotangent = normal(99, jax.eval_shape(plain, *inputs).shape)
+    programs, expected = {}, None
+    for name, function in layer.functions.items():
+        call = jax.jit(partial(value_and_gradients, function))
+        results = call(cotangent, *inputs)
+        expected = expected or results
+        check(name, results, expected, tolerance)
+        looped = jax.jit(partial(repeated, call, loops)) if loops > 1 else call
+        # XLA's convolutions in a loop take minutes with the options of training.
+        options = None if name.startswith("XLA") else CPU_OPTIONS
+        program = looped.lower(cotangent, *inputs).compile(options)
+        programs[name] = partial(run_through, program, cotangent, *inputs)
+    return programs
 
 
-def convolution_cases():
-    for batch, size, channels, kernel in DEPTHWISE:
-        geometry = ((1, 1), ((kernel // 2,) * 2,) * 2, (1, 1))
-        functions = {"XLA": convolution(channels, geometry[1])}
-        for form in (conv_forms.shifted, conv_forms.banded, conv_forms.banded_rows):
-            if form is not conv_forms.banded or size <= 32:
-                functions[form.__name__] = lambda x, w, f=form, args=geometry: f(x, w, *args)
-        shapes = [(batch, size, size, channels), (kernel, kernel, 1, channels)]
-        chosen = forms.depthwise_form(shapes[0], (kernel, kernel), *geometry)
-        yield Case("depthwise convolution", shapes, functions, chosen)
-    dense, pads = convolution(1, ((1, 1), (1, 1))), ((1, 1), (1, 1))
-    for size, channels, groups in ((16, 32, 4), (8, 128, 32)):
-        functions = {"XLA": convolution(groups, pads), "blocks": partial(in_blocks, dense, groups)}
-        shapes = [(64, size, size, channels), (3, 3, channels // groups, channels)]
-        yield Case("grouped convolution", shapes, functions, "blocks", 1)
-    patches = {"XLA": convolution(1, ((0, 0), (0, 0)), 4), "patches": conv_forms.patches}
-    yield Case("patches", [(512, 28, 28, 1), (4, 4, 1, 8)], patches, "patches")
-    for size, channels in ((32, 16), (16, 32), (8, 64)):
-        shapes = [(128, size, size, channels), (3, 3, channels, channels)]
-        functions = {"XLA's choice": dense, "Eigen": dense}
-        yield Case("dense convolution", shapes, functions, "Eigen", 1)
-
-
-def other_cases():
-    for window, stride in ((2, 2), (3, 2)):
-        windows = (window,) * 2, (stride,) * 2, ((0, 0),) * 2
-        plain = partial(pool.slide, -jnp.inf, lax.max, windows)
-        views = partial(pool.max_of_views, windows, (32, 32))
-        two_passes = partial(pool.in_two_passes, pool.max_of_views, windows, (32, 32))
-        functions = {"XLA": plain, "views": views, "two passes": two_passes}
-        chosen = "two passes" if forms.pool_in_two_passes(windows[0]) else "views"
-        yield Case(f"max pool {window}/{stride}", [(128, 32, 32, 16)], functions, chosen)
-    functions = {"derived by JAX": derived_softmax, "written out": activations.softmax}
-    yield Case("softmax", [(128, 4, 49, 49)], functions, "written out")
-    functions = {"derived by JAX": derived_batch_norm, "written out": batch_norm}
-    for shape in ((128, 32, 32, 16), (128, 8, 8, 64)):
-        yield Case("batch norm", [shape, shape[-1:], shape[-1:]], functions, "written out", 1)
-
-
-def convolution(groups, pads, stride=1):
-    return lambda x, w: lax.conv_general_dilated(
-        x, w, (stride,) * 2, pads, None, None, LAYOUT, groups
-    )
-
-
-def in_blocks(dense, groups, x, weight):
-    joined = forms.joined_groups(groups, weight.shape[2], weight.shape[3] // groups)
-    return conv_forms.in_blocks(x, weight, dense, groups, joined)
-
-
-def derived_softmax(x):
-    exp = jnp.exp(x - lax.stop_gradient(x.max(-1, keepdims=True)))
-    return exp / exp.sum(-1, keepdims=True)
-
-
-def batch_norm(x, scale, bias):
-    state = {"mean": jnp.zeros(x.shape[-1]), "var": jnp.ones(x.shape[-1])}
-    return norm.batch_norm({"scale": scale, "bias": bias}, state, x, train=True)[0]
-
-
-def derived_batch_norm(x, scale, bias):
-    statistics = {"mean": x.mean((0, 1, 2)), "var": x.var((0, 1, 2))}
-    return norm.by_statistics({"scale": scale, "bias": bias}, statistics, x, eps=1e-5)
+def run_through(program, *inputs):
+    return jax.block_until_ready(program(*inputs))
 
 
 def normal(seed, shape):
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
 
 
-def compare(case, rounds):
-    """{form: seconds per call in each round}."""
-    arguments = [normal(i, shape) for i, shape in enumerate(case.shapes)]
-    plain = next(iter(case.functions.values()))
-    cotangent = normal(99, jax.eval_shape(plain, *arguments).shape)
-    expected = jax.jit(partial(value_and_gradients, plain))(cotangent, *arguments)
-    programs = {}
-    for name, function in case.functions.items():
-        call = jax.jit(partial(value_and_gradients, function))
-        check(name, call(cotangent, *arguments), expected)
-        looped = jax.jit(partial(repeated, call, case.loops)) if case.loops > 1 else call
-        # XLA's convolutions in a loop take minutes with the options of training.
-        options = None if name.startswith("XLA") else CPU_OPTIONS
-        programs[name] = looped.lower(cotangent, *arguments).compile(options)
-    seconds = {name: [] for name in programs}
-    for i in range(rounds + 1):
-        for name, program in programs.items():
-            start = time.perf_counter()
-            jax.block_until_ready(program(cotangent, *arguments))
-            if i > 0:  # the first round warms up
-                seconds[name].append((time.perf_counter() - start) / case.loops)
-    return seconds
-
-
-def value_and_gradients(function, cotangent, *arguments):
-    value, gradients = jax.vjp(function, *arguments)
+def value_and_gradients(function, cotangent, *inputs):
+    value, gradients = jax.vjp(function, *inputs)
     return value, *gradients(cotangent)
 
 
@@ -179,29 +104,94 @@ def repeated(call, loops, cotangent, first, *others):
     def body(_, results):
         return call(cotangent, first + 1e-30 * sum(a.ravel()[-1] for a in results), *others)
 
-    return lax.fori_loop(0, loops, body, start)
+    return jax.lax.fori_loop(0, loops, body, start)
 
 
-def check(name, results, expected, tolerance=TOLERANCE):
+def check(name, results, expected, tolerance):
     for a, b in zip(results, expected, strict=True):
         difference = float(jnp.abs(a - b).max() / jnp.abs(b).max())
         assert difference < tolerance, f"{name} is off by {difference} of the largest number"
 
 
-def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--sweep", action="store_true", help="random shapes")
-    parser.add_argument("--count", type=int, default=200, help="of random shapes")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=form_shapes.KINDS, help="one kind of layer")
-    parser.add_argument("--half", choices=("a", "b"), help="rules are fitted to a, judged on b")
-    parser.add_argument("--file", default="saved/forms_sweep.jsonl", help="its measurements")
-    return parser.parse_args()
+# Random shapes.
+
+
+def sweep(count, seed, only, file):
+    """{number: (layer, {form: seconds})}: measure the requested layers that the file does not have
+    yet."""
+    layers = {i: layer_of(seed, i) for i in range(count)}
+    layers = {i: layer for i, layer in layers.items() if only in (None, layer.kind)}
+    path = Path(file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    done = measured(path, seed)
+    for i, layer in layers.items():
+        if layer.chosen not in done.get(i, ()):  # not measured, or before it had this form
+            done[i] = times_of(layer)
+            row = {"seed": seed, "number": i, "layer": layer.kind, "shape": layer.title}
+            with path.open("a", encoding="utf-8") as stream:
+                # A newline before it: the line before may have been cut by a kill.
+                stream.write("\n" + json.dumps(row | {"seconds": done[i]}))
+            print(f"{i} {layer.kind} {layer.title}, regret {regret(layer, done[i]):.2f}")
+    return {i: (layer, done[i]) for i, layer in layers.items()}
+
+
+def measured(path, seed):
+    """{number: {form: seconds}} of the layers in the file; a line that was cut is left out."""
+    rows = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        if line.endswith("}}"):
+            row = json.loads(line)
+            if row["seed"] == seed:
+                rows[row["number"]] = row["seconds"]
+    return rows
+
+
+def times_of(layer):
+    """{form: the fewest seconds of any round}, after an activation, as a model uses a layer: XLA
+    computes the gradients of both in one loop, which may be slow."""
+    after_relu = {
+        name: partial(lambda form, x, *others: form(jax.nn.relu(x), *others), form)
+        for name, form in layer.functions.items()
+    }
+    programs = programs_of(layer._replace(functions=after_relu), tolerance=10 * TOLERANCE)
+    times, start = defaultdict(list), time.perf_counter()
+    for _ in range(ROUNDS):
+        for name, run in programs.items():
+            times[name].append(seconds(run))
+        if time.perf_counter() - start > SECONDS * len(programs):
+            break
+    return {name: min(values) for name, values in times.items()}
+
+
+def regret(layer, times):
+    return times[layer.chosen] / min(times.values())
+
+
+def report(results):
+    """Two tables: the regret of each kind of layer and of all, and the layers with the most."""
+    regrets = defaultdict(list)
+    for layer, times in results.values():
+        for kind in (layer.kind, "all"):
+            regrets[kind].append(regret(layer, times))
+    rows = []
+    for kind in [kind for kind in (*DRAWS, "all") if kind in regrets]:
+        values = regrets[kind]
+        numbers = statistics.median(values), np.percentile(values, 95), max(values)
+        rows.append([kind, len(values), *(f"{number:.2f}" for number in numbers)])
+    goals = [f"{name} (goal {goal})" for name, goal in GOALS.items()]
+    table = markdown(["layer", "shapes", *goals, "worst"], rows)
+    return "\n\n".join([table, "The worst of them:", worst(results)])
+
+
+def worst(results):
+    rows = []
+    for layer, times in sorted(results.values(), key=lambda each: regret(*each))[: -WORST - 1 : -1]:
+        best = min(times, key=times.get)
+        milliseconds = [f"{1e3 * times[name]:.3g}" for name in (layer.chosen, best)]
+        cells = [layer.kind, layer.title, layer.chosen, milliseconds[0], best, milliseconds[1]]
+        rows.append([*cells, f"{regret(layer, times):.2f}"])
+    return markdown(["layer", "shape", "chosen", "ms", "best", "ms", "regret"], rows)
 
 
 if __name__ == "__main__":
-    from benchmarks import form_shapes, regret
-
-    args = arguments()
-    regret.main(args) if args.sweep else main(args.rounds)
+    main()

@@ -4,83 +4,56 @@ python -m benchmarks.generation [--rounds 15]
 needs training/requirements.txt, and torch of benchmarks/requirements.txt
 """
 
-import argparse
-import json
-import subprocess
-import sys
 import time
+from functools import partial
 from importlib import import_module
 
-from benchmarks.results import markdown, record, spread
+from benchmarks.harness import Worker, take_turns
+from benchmarks.results import arguments, markdown, ratios, record, spread
+from benchmarks.training import OURS
 from benchmarks.workloads import WORKLOADS
 
 WORKLOAD = WORKLOADS["gpt"]._replace(shape=(256,))
 PROMPT, TOKENS, TEMPERATURE, TOP_K = [1], 200, 0.8, 40
 NAMES = {
-    ("ours", ""): "Rawtree",
-    ("torch_writer", "eager"): "PyTorch",
-    ("torch_writer", "compile"): "PyTorch, compiled",
-    ("torch_writer", "eager one_thread"): "PyTorch, one thread",
-    ("torch_writer", "compile one_thread"): "PyTorch, compiled, one thread",
+    OURS: ("ours", ""),
+    "PyTorch": ("torch", "eager"),
+    "PyTorch, compiled": ("torch", "compile"),
+    "PyTorch, one thread": ("torch", "eager one_thread"),
+    "PyTorch, compiled, one thread": ("torch", "compile one_thread"),
 }
 
 
-class Client:
-    """A process that writes on request."""
+class Writing:
+    """A framework that writes texts, in a worker process. The first two compile."""
 
-    def __init__(self, module, variant):
-        command = [sys.executable, "-m", "benchmarks.generation", "--serve", module, variant]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        self.process = subprocess.Popen(command, **pipes, text=True, bufsize=1)
-        self.rates = []
-        self.turn()
-        self.rates.clear()
+    def __init__(self, peer, variant):
+        self.writer = import_module(f"benchmarks.peers.{peer}").writer(WORKLOAD, variant)
+        for _ in range(2):
+            self.rate()
 
-    def turn(self):
-        """Measure the tokens per second of one text."""
-        self.process.stdin.write("write\n")
-        self.rates.append(json.loads(self.process.stdout.readline()))
-
-    def end(self):
-        self.process.stdin.close()
-        self.process.wait()
-
-
-def serve(module, variant):
-    """Write a text, and then its tokens per second, for each line of stdin; the first two texts
-    are not measured, since they compile."""
-    writer = import_module(f"benchmarks.peers.{module}").writer(WORKLOAD, variant)
-    for _ in range(2):
-        writer.write(PROMPT, TOKENS, TEMPERATURE, TOP_K)
-    for _ in sys.stdin:
+    def rate(self):
+        """Tokens per second of one text."""
         start = time.perf_counter()
-        text = writer.write(PROMPT, TOKENS, TEMPERATURE, TOP_K)
+        text = self.writer.write(PROMPT, TOKENS, TEMPERATURE, TOP_K)
         assert len(text) == TOKENS
-        print(json.dumps(TOKENS / (time.perf_counter() - start)), flush=True)
+        return TOKENS / (time.perf_counter() - start)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.serve:
-        return serve(*args.serve)
-    clients = {name: Client(*key) for key, name in NAMES.items()}
-    for i in range(args.rounds):
-        for client in list(clients.values())[:: -1 if i % 2 else 1]:
-            client.turn()
-    for client in clients.values():
-        client.end()
-    ours = clients["Rawtree"].rates
+    args = arguments("generation", __doc__, rounds=15)
+    workers = {name: Worker("benchmarks.generation:Writing", *form) for name, form in NAMES.items()}
+    calls = {name: partial(worker.call, "rate") for name, worker in workers.items()}
+    rates = take_turns(calls, args.rounds)
+    for worker in workers.values():
+        worker.close()
     rows = [
-        [name, spread(c.rates), spread([a / b for a, b in zip(ours, c.rates, strict=True)])]
-        for name, c in clients.items()
+        [name, spread(values), spread(ratios(rates[OURS], values))]
+        for name, values in rates.items()
     ]
     sizes = ", ".join(f"{key} {value}" for key, value in WORKLOAD.args.items())
     about = f"gpt of {sizes}, context {WORKLOAD.shape[0]}; {TOKENS} tokens, batch 1, top-k {TOP_K}."
-    table = markdown(["", "tokens/s", "ours / theirs"], rows)
-    record("Generated text", "python -m benchmarks.generation", f"{about}\n\n{table}")
+    record(args, "Generated text", about, markdown(["", "tokens/s", "ours / theirs"], rows))
 
 
 if __name__ == "__main__":

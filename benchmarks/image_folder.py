@@ -1,14 +1,11 @@
 """How long training waits for an image folder: ours beside PyTorch's DataLoader with two workers.
 Both train the ResNet of benchmarks/training.py on the same JPEG files; whole processes, in turns.
 
-python -m benchmarks.image_folder [--images 5000] [--size 64] [--epochs 4] [--rounds 3]
+python -m benchmarks.image_folder [--images 5000] [--size 64] [--epochs 4] [--rounds 3] [--dir DIR]
+DIR holds the JPEG files; by default they are made, and deleted
 """
 
-import argparse
-import json
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from functools import partial
@@ -16,73 +13,64 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.results import markdown, record, spread
-from benchmarks.workloads import WORKLOADS
+from benchmarks.harness import in_process, take_turns
+from benchmarks.results import arguments, markdown, record, spread
+from benchmarks.workloads import RESNET
 from data_loader.folder import folder
 from data_loader.loader import random_stream
 
 OURS = "Rawtree"
-SIDES = (OURS, "PyTorch, DataLoader", "PyTorch, DataLoader, draft mode")
-ROOT = Path(__file__).parents[1]
+SIDES = {
+    OURS: ("train_ours",),
+    "PyTorch, DataLoader": ("train_torch", False),
+    "PyTorch, DataLoader, draft mode": ("train_torch", True),
+}
 AT_MOST = 0.3  # of our time may be waiting
 SIDE, CLASSES, BATCH, WORKERS = (500, 375), 10, 128, 2  # SIDE: ImageNet's average
+LR = 0.003
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, default in (("images", 5000), ("size", 64), ("epochs", 4), ("rounds", 3)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--side", choices=SIDES, help="train one side in the folder `--dir`")
-    parser.add_argument("--dir", help="of the JPEG files (default: made, and deleted)")
-    args = parser.parse_args()
-    if args.side:
-        train = train_ours if args.side == OURS else partial(train_torch, args.side == SIDES[2])
-        print(json.dumps(train(args.dir, args.size, args.epochs)))
-        return
+    args = arguments("image_folder", __doc__, images=5000, size=64, epochs=4, rounds=3, dir="")
     with tempfile.TemporaryDirectory() as made:
-        root = args.dir or made
-        if args.dir is None:
-            make_images(root, args.images)
-        epochs = measured(root, args)
-    command = "python -m benchmarks.image_folder"
-    changed = [f"--{k} {v}" for k, v in vars(args).items() if v != parser.get_default(k)]
-    record("Image folder", " ".join([command, *changed]), table(epochs, args))
+        if not args.dir:
+            make_images(made, args.images)
+        epochs = measured(args.dir or made, args.size, args.epochs, args.rounds)
+    record(args, "Image folder", *blocks_of(epochs, args.size))
 
 
-def measured(root, args):
+def measured(root, size, epochs, rounds):
     """{side: [the epochs of each round: [seconds, seconds of them waited, images], ...]}."""
-    epochs = {side: [] for side in SIDES}
-    command = [sys.executable, "-m", "benchmarks.image_folder", "--dir", root]
-    command += ["--size", str(args.size), "--epochs", str(args.epochs)]
-    for i in range(args.rounds):
-        for side in SIDES if i % 2 == 0 else reversed(SIDES):
-            how = {"stdout": subprocess.PIPE, "check": True, "text": True, "cwd": ROOT}
-            done = subprocess.run([*command, "--side", side], **how)
-            epochs[side].append(json.loads(done.stdout.splitlines()[-1]))
-    return epochs
+    calls = {
+        side: partial(
+            in_process, f"benchmarks.image_folder:{train}", root, size, epochs, *draft, timeout=3600
+        )
+        for side, (train, *draft) in SIDES.items()
+    }
+    return take_turns(calls, rounds)
 
 
-def table(epochs, args):
+def blocks_of(epochs, size):
     """Images per second and the share of the time waited, in the first epoch and in the others."""
     rows = []
     for side, rounds in epochs.items():
         cells = []
         for part in (slice(1), slice(1, None)):
-            sums = [np.sum(rows[part], 0) for rows in rounds if rows[part]]
+            sums = [np.sum(each[part], 0) for each in rounds if each[part]]
             cells.append(spread([images / seconds for seconds, _, images in sums]))
             cells.append(spread([100 * waited / seconds for seconds, waited, _ in sums]))
         rows.append([side, *cells])
-    shares = [np.sum(rows, 0) for rows in epochs[OURS]]
-    share = statistics.median(waited / seconds for seconds, waited, _ in shares)
+    sums = [np.sum(each, 0) for each in epochs[OURS]]
+    share = statistics.median(waited / seconds for seconds, waited, _ in sums)
     head = ["", "epoch 1: images/s", "waits, %", "later epochs: images/s", "waits, %"]
     reached = "reached" if share < AT_MOST else "**not reached**"
     result = (
         f"Over all epochs ours waits for data {100 * share:.1f} % of the time; target: under "
         f"{100 * AT_MOST:.0f} %, {reached}. JPEG files of {SIDE[0]} x {SIDE[1]} pixels, resized to "
-        f"{args.size} x {args.size}; ResNet {WORKLOADS['resnet'].args}, batch {BATCH}; PyTorch "
-        f"channels last, {WORKERS} workers that are kept. Compiling is left out."
+        f"{size} x {size}; ResNet {RESNET}, batch {BATCH}; PyTorch channels last, {WORKERS} "
+        "workers that are kept. Compiling is left out."
     )
-    return f"{markdown(head, rows)}\n\n{result}"
+    return markdown(head, rows), result
 
 
 def make_images(root, count):
@@ -109,9 +97,9 @@ def train_ours(root, size, epochs):
 
     data = folder(root, (size, size))
     run = fit(
-        resnet((size, size, 3), CLASSES, **WORKLOADS["resnet"].args),
+        resnet((size, size, 3), CLASSES, **RESNET),
         data.load()["train"],
-        optimizer=adamw(WORKLOADS["resnet"].lr),
+        optimizer=adamw(LR),
         preprocess=[to_unit],
         epochs=epochs,
         batch_size=BATCH,
@@ -145,7 +133,7 @@ class Files:
         return torch.from_numpy(np.array(image)).permute(2, 0, 1), label
 
 
-def train_torch(draft, root, size, epochs):
+def train_torch(root, size, epochs, draft):
     """As train_ours, with PyTorch."""
     import torch
     from torch.utils.data import DataLoader
@@ -153,17 +141,10 @@ def train_torch(draft, root, size, epochs):
     from benchmarks.peers.torch import resnet
 
     torch.manual_seed(0)
-    model = resnet((size, size, 3), **WORKLOADS["resnet"].args)
-    model = model.to(memory_format=torch.channels_last)
-    optimizer = torch.optim.AdamW(model.parameters(), WORKLOADS["resnet"].lr, fused=True)
-    loader = DataLoader(
-        Files(root, size, draft),
-        BATCH,
-        shuffle=True,
-        num_workers=WORKERS,
-        persistent_workers=True,
-    )
-    rows = []
+    model = resnet((size, size, 3), **RESNET).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.AdamW(model.parameters(), LR, fused=True)
+    options = {"shuffle": True, "num_workers": WORKERS, "persistent_workers": True}
+    loader, rows = DataLoader(Files(root, size, draft), BATCH, **options), []
     for _ in range(epochs):
         start, waited, batches = time.perf_counter(), 0.0, iter(loader)
         while True:

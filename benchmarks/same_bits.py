@@ -112,17 +112,21 @@ def rows_of(folder):
     return [{k: v for k, v in row.items() if not any(word in k for word in TIMES)} for row in rows]
 
 
-def differences(one, other):
-    """One line for each difference between the folders of two runs."""
+def of_leaves(one, other):
+    """One line for each array that differs between the folders of two runs."""
     ours, theirs = leaves_of(one), leaves_of(other)
-    for name in sorted(ours.keys() ^ theirs.keys()):
-        yield f"{name} is in one checkout only"
-    for name in ours.keys() & theirs.keys():
-        if ours[name].dtype != theirs[name].dtype or ours[name].shape != theirs[name].shape:
+    for name in sorted(ours.keys() | theirs.keys()):
+        a, b = ours.get(name), theirs.get(name)
+        if a is None or b is None:
+            yield f"{name} is in one checkout only"
+        elif (a.dtype, a.shape) != (b.dtype, b.shape):
             yield f"{name} has another type or shape"
-        elif ours[name].tobytes() != theirs[name].tobytes():
-            apart = np.abs(ours[name].astype(float) - theirs[name]).max()
-            yield f"{name} differs by up to {apart:.3g}"
+        elif a.tobytes() != b.tobytes():
+            yield f"{name} differs by up to {np.abs(a.astype(float) - b).max():.3g}"
+
+
+def of_rows(one, other):
+    """One line for each metric that differs."""
     ours, theirs = rows_of(one), rows_of(other)
     if len(ours) != len(theirs):
         yield f"metrics.jsonl has {len(ours)} rows here and {len(theirs)} there"
@@ -142,17 +146,17 @@ def main():
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("checkout", type=Path, help="the folder of another checkout")
     parser.add_argument("cases", nargs="*", help="such as mlp, or 'mlp, streamed'; default: all")
-    arguments = parser.parse_args()
-    if arguments.worker:
-        work(arguments.cases, arguments.worker)
+    args = parser.parse_args()
+    if args.worker:
+        work(args.cases, args.worker)
         return 0
     different = False
     with tempfile.TemporaryDirectory() as folder:
         here, there = Path(folder) / "here", Path(folder) / "there"
-        trained(ROOT, arguments.cases, here)
-        trained(arguments.checkout.resolve(), arguments.cases, there)
+        trained(ROOT, args.cases, here)
+        trained(args.checkout.resolve(), args.cases, there)
         for run in sorted(here.iterdir()):
-            lines = list(differences(run, there / run.name))
+            lines = [*of_leaves(run, there / run.name), *of_rows(run, there / run.name)]
             different = different or bool(lines)
             count = len(leaves_of(run)), len(rows_of(run))
             same = "the same {} arrays and {} rows of metrics".format(*count)

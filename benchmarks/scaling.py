@@ -5,19 +5,15 @@ Each point is measured in a process of its own, with huge pages.
 python -m benchmarks.scaling
 """
 
-import json
 import logging
-import os
-import subprocess
-import sys
 import time
-from importlib import import_module
 from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.results import markdown, record, spread
-from benchmarks.serving import HUGE_PAGES
+from benchmarks.harness import in_process, print_progress
+from benchmarks.results import arguments, markdown, record, spread
+from benchmarks.workloads import IMAGE, Workload
 from data_loader.digits import digits
 from utils import peak_of_process
 
@@ -65,62 +61,46 @@ AXES = {
 
 
 def main():
-    rows = []
+    args, rows = arguments("scaling", __doc__), []
     for axis, points in AXES.items():
         for i, point in enumerate(points):
-            print(f"{axis}: {point.label}", file=sys.stderr)
-            results = measure_in_process(axis, i)
+            print_progress(f"{axis}: {point.label}")
+            results = in_process("benchmarks.scaling:measure", *point, huge_pages=True, timeout=900)
             memory = [f"{results[when] / 2**20:,.0f}" for when in ("before", "peak")]
             cells = [f"{results['parameters']:,}", spread(results["rates"]), *memory]
             rows.append(["" if i else axis, point.label, *cells])
     head = ["what grows", "to", "parameters", "images/s", "memory before, MiB", "peak memory, MiB"]
-    record("Scaling", "python -m benchmarks.scaling", f"{markdown(head, rows)}\n\n{NOTE}")
+    record(args, "Scaling", markdown(head, rows), NOTE)
 
 
-def measure_in_process(axis, index):
-    """The results of `measure` for one point, computed in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.scaling", axis, str(index)]
-    done = subprocess.run(
-        command, env=os.environ | HUGE_PAGES, stdout=subprocess.PIPE, text=True, check=True
-    )
-    return json.loads(done.stdout)
-
-
-def measure(point):
+def measure(label, model, model_args, batch_size, examples, device_budget_mb):
     """{"parameters", "rates" (images per second of each epoch), "before" and "peak" (bytes)}"""
     import jax
 
-    from training.commands.shape_check import count
+    from benchmarks.peers.ours import model_of
     from training.fit import fit
     from training.optimizers import adamw
     from training.preprocess import to_unit
 
     logging.getLogger("main").addHandler(logging.NullHandler())  # else `fit` prints its log lines
-    factory = getattr(import_module(f"model.{point.model}"), point.model)
-    model = factory((28, 28, 1), 10, **point.args)
-    params, _ = jax.eval_shape(model.init, jax.random.key(0))
     x, y = digits().load()["train"].arrays
-    rows = np.arange(point.examples) % len(x)
+    rows = np.arange(examples) % len(x)
     data = x[rows], y[rows]
     before = peak_of_process()
-    options = {
-        "batch_size": point.batch_size,
-        "device_budget_mb": point.device_budget_mb,
-        "epochs": 10**6,
-        "eval_every": 0,
-    }
     done = fit(
-        model,
+        model_of(Workload(model, model_args, IMAGE, batch_size, lr=0.003)),
         data,
         optimizer=adamw(0.003),
         preprocess=[to_unit],
         callbacks=[StopAfter()],
-        **options,
+        batch_size=batch_size,
+        device_budget_mb=device_budget_mb,
+        epochs=10**6,
+        eval_every=0,
     )
-    rates = [row["examples_per_second"] for row in done.history[1:]]
     return {
-        "parameters": count(params),
-        "rates": rates,
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(done.params)),
+        "rates": [row["examples_per_second"] for row in done.history[1:]],
         "before": before,
         "peak": peak_of_process(),
     }
@@ -139,8 +119,4 @@ class StopAfter:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        axis, index = sys.argv[1:]
-        print(json.dumps(measure(AXES[axis][int(index)])))
-    else:
-        main()
+    main()

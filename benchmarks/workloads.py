@@ -10,15 +10,12 @@ from data_loader.loader import random_stream
 from data_loader.mnist import mnist
 from data_loader.stories import written
 
-COLOUR_STREAMS = {"train": 0, "test": 1}  # the random stream of each set's colours
+STREAMS = {"train": 0, "test": 1}  # the random stream of each set
 
 
 class Workload(NamedTuple):
-    """A model of model/<model>.py with `args`, trained on images of `shape` or on texts of that
-    length, in float32. Muon updates the linear and convolution weights between features; AdamW,
-    with `adamw_lr`, updates the last layer and everything else."""
+    """A model with `args`, trained on images of `shape` or on texts of that length."""
 
-    name: str
     model: str
     args: dict
     shape: tuple[int, ...]  # (H, W, C), or (T,)
@@ -29,9 +26,9 @@ class Workload(NamedTuple):
     schedule: str = "constant"
     warmup: float = 0.0  # a fraction of all steps
     weight_decay: float = 0.01
-    optimizer: str = "adamw"  # or "muon"
-    adamw_lr: float = 0.0  # only with Muon
     label_smoothing: float = 0.0
+    mean: float = 0.0  # by which images in [0, 1] are normalized
+    std: float = 1.0
     examples: int | None = None  # the first ones of each set; None: all
     learning: int = 1  # the number of epochs after which all peers must have learned alike
     classes: int = 10  # or the size of the vocabulary
@@ -53,85 +50,72 @@ class Workload(NamedTuple):
         return self.shape[0] if self.is_text else 1
 
 
-IMAGE, VIT = (28, 28, 1), {"patch": 4, "dim": 64, "depth": 4, "heads": 4}
+IMAGE, COLOURED = (28, 28, 1), (32, 32, 3)
 RESNET = {"widths": (16, 32, 64), "depth": 1}
+VIT = {"patch": 4, "dim": 64, "depth": 4, "heads": 4}
+MOBILENET = {"plan": ((32, 1), (64, 2), (64, 1), (128, 2), (128, 1))}  # (width, stride) of a block
+GPT = {"dim": 128, "depth": 4, "heads": 4}  # that of nanoGPT's example for a CPU
+SHORT = {"examples": 1_024, "learning": 12}
+FEW, TEXT = {"peers": ("flax", "torch")}, {"peers": ("flax", "torch"), "classes": 65, "learning": 5}
 WORKLOADS = {
-    name: Workload(name, name, args, shape, batch, lr, examples=examples, learning=learning)
-    for name, args, shape, batch, lr, examples, learning in (
-        ("convnext", {"dims": (8, 16, 32)}, IMAGE, 512, 0.003, 5_120, 6),
-        ("resnet", RESNET, (32, 32, 3), 128, 0.003, 1_024, 12),
-        ("vit", VIT, IMAGE, 128, 0.001, 1_024, 12),
-        ("mlp", {"dims": (128, 128)}, IMAGE, 128, 0.001, 28_672, 6),
-    )
-}
-# MobileNet v1 for small images: (width, stride) of each block.
-MOBILENET = {"plan": ((32, 1), (64, 2), (64, 1), (128, 2), (128, 1))}
-WORKLOADS["mobilenet_v1"] = Workload(
-    "mobilenet_v1",
-    "mobilenet_v1",
-    MOBILENET,
-    (32, 32, 3),
-    128,
-    0.003,
-    examples=1_024,
-    learning=12,
-    peers=("flax", "torch"),
-)
-# The GPT of nanoGPT's example for a CPU, and one with longer texts and larger batches.
-GPT, TEXT = {"dim": 128, "depth": 4, "heads": 4}, {"classes": 65, "peers": ("flax", "torch")}
-WORKLOADS |= {
-    name: Workload(
-        name, "gpt", GPT, (length,), batch, 0.001, examples=batch * steps, learning=5, **TEXT
-    )
-    for name, length, batch, steps in (("gpt", 128, 32, 8), ("gpt_short", 64, 12, 40))
+    "convnext": Workload(
+        "convnext", {"dims": (8, 16, 32)}, IMAGE, 512, 0.003, examples=5_120, learning=6
+    ),
+    "resnet": Workload("resnet", RESNET, COLOURED, 128, 0.003, **SHORT),
+    "vit": Workload("vit", VIT, IMAGE, 128, 0.001, **SHORT),
+    "mlp": Workload("mlp", {"dims": (128, 128)}, IMAGE, 128, 0.001, examples=28_672, learning=6),
+    "mobilenet_v1": Workload("mobilenet_v1", MOBILENET, COLOURED, 128, 0.003, **SHORT, **FEW),
+    "gpt": Workload("gpt", GPT, (128,), 32, 0.001, examples=32 * 8, **TEXT),
+    "gpt_short": Workload("gpt", GPT, (64,), 12, 0.001, examples=12 * 40, **TEXT),
 }
 
 # For GPUs: {model: (args, shape, batch size, classes)}, and the same models at the size of a test.
-LARGE = {
-    "resnet": ({"widths": (64, 128, 256), "depth": 3}, (32, 32, 3), 512, 10),
-    "convnext": ({"dims": (96, 192, 384), "depths": (3, 3, 9)}, (64, 64, 3), 256, 10),
-    "vit": ({"patch": 4, "dim": 384, "depth": 12, "heads": 6}, (32, 32, 3), 512, 10),
-    "gpt": ({"dim": 512, "depth": 8, "heads": 8}, (512,), 32, 8192),
+GPU_SIZES = {
+    "large": {
+        "resnet": ({"widths": (64, 128, 256), "depth": 3}, COLOURED, 512, 10),
+        "convnext": ({"dims": (96, 192, 384), "depths": (3, 3, 9)}, (64, 64, 3), 256, 10),
+        "vit": ({"patch": 4, "dim": 384, "depth": 12, "heads": 6}, COLOURED, 512, 10),
+        "gpt": ({"dim": 512, "depth": 8, "heads": 8}, (512,), 32, 8192),
+    },
+    "tiny": {
+        "resnet": ({"widths": (4, 8), "depth": 1}, (8, 8, 3), 8, 10),
+        "convnext": ({"dims": (4, 8), "depths": (1, 1)}, (8, 8, 3), 8, 10),
+        "vit": ({"patch": 4, "dim": 8, "depth": 1, "heads": 2}, (8, 8, 3), 8, 10),
+        "gpt": ({"dim": 8, "depth": 1, "heads": 2}, (8,), 8, 16),
+    },
 }
-TINY = {
-    "resnet": ({"widths": (4, 8), "depth": 1}, (8, 8, 3), 8, 10),
-    "convnext": ({"dims": (4, 8), "depths": (1, 1)}, (8, 8, 3), 8, 10),
-    "vit": ({"patch": 4, "dim": 8, "depth": 1, "heads": 2}, (8, 8, 3), 8, 10),
-    "gpt": ({"dim": 8, "depth": 1, "heads": 2}, (8,), 8, 16),
-}
-GPU_WORKLOADS = {
-    name: Workload(
-        name,
-        model,
-        args,
-        shape,
-        batch,
-        0.001,
-        classes=classes,
-        precision=precision,
-        random=True,
-        examples=20 * batch,
-        peers=("flax", "torch"),
+
+
+def from_json(value):
+    """A Workload from the JSON of its fields, in which tuples are lists."""
+
+    def as_tuples(value):
+        if isinstance(value, dict):
+            return {name: as_tuples(each) for name, each in value.items()}
+        return tuple(map(as_tuples, value)) if isinstance(value, list) else value
+
+    return Workload(**as_tuples(value))
+
+
+def gpu_workload(size, model, precision):
+    args, shape, batch, classes = GPU_SIZES[size][model]
+    random = {"random": True, "examples": 20 * batch}
+    return Workload(
+        model, args, shape, batch, 0.001, classes=classes, precision=precision, **random, **FEW
     )
-    for size, models in (("large", LARGE), ("tiny", TINY))
-    for model, (args, shape, batch, classes) in models.items()
-    for precision in ("bfloat16", "float32")
-    for name in [f"{size} {model} {precision}"]
-}
 
 
-def data_for(workload, dir=None):
-    """{"train": (x, y), "test": (x, y)}: MNIST of the folder `dir`, or our drawn digits without it;
-    x is float32 in [0, 1], NHWC. For texts: windows of stories that we write, and the characters
-    that follow."""
+def data_of(workload, folder=None):
+    """{"train": (x, y), "test": (x, y)}: MNIST of a folder, or our drawn digits without it; x is
+    float32, NHWC. For texts: windows of stories that we write, and the characters that follow."""
     if workload.random:
-        return {name: random_data(workload, seed) for name, seed in COLOUR_STREAMS.items()}
+        return {name: random_data(workload, stream) for name, stream in STREAMS.items()}
     if workload.is_text:
-        return {name: windows(workload, seed) for name, seed in COLOUR_STREAMS.items()}
-    sets = (mnist(dir) if dir else digits()).load()
+        return {name: windows(workload, stream) for name, stream in STREAMS.items()}
+    sets = (mnist(folder) if folder else digits()).load()
     return {
-        name: prepared(*sets[name][: workload.examples], workload.shape, stream)
-        for name, stream in COLOUR_STREAMS.items()
+        name: prepared(workload, *sets[name][: workload.examples], stream)
+        for name, stream in STREAMS.items()
     }
 
 
@@ -154,13 +138,14 @@ def windows(workload, seed):
     return rows[:, :-1], rows[:, 1:]
 
 
-def prepared(x, y, shape, stream):
-    """Grey images converted to floats of another shape: centred in a black frame, and each
+def prepared(workload, x, y, stream):
+    """Grey images as normalized floats of the workload's shape: centred in a black frame, and each
     multiplied by a random colour."""
+    shape = workload.shape
     margins = [new - old for new, old in zip(shape[:2], x.shape[1:3], strict=True)]
     x = np.pad(x, ((0, 0), *((margin // 2, margin - margin // 2) for margin in margins), (0, 0)))
     x = x / np.float32(255)
     if shape[2] > 1:
         colours = random_stream(0, stream).uniform(0.3, 1, (len(x), 1, 1, shape[2]))
         x = x * colours.astype(np.float32)
-    return x, y.astype(np.int32)
+    return (x - np.float32(workload.mean)) / np.float32(workload.std), y.astype(np.int32)

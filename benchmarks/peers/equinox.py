@@ -13,49 +13,175 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+from equinox import nn
 
-from benchmarks.peers.batches import accuracy_of, training_batches
-from benchmarks.peers.by_optax import mean_loss, optimizer_of
+from benchmarks.peers.optax import Trainer, mean_loss, optimizer_of
 
-VARIANTS = ("",)
-
-
-class Trainer:
-    """The flat list of all trained arrays, and the step that updates it."""
-
-    def __init__(self, workload, data):
-        self.data, self.batch_size = data, workload.batch_size
-        model, state = make_model(workload)
-        params, self.static = eqx.partition(model, eqx.is_inexact_array)
-        self.parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
-        optim = optimizer_of(workload, len(data["train"][0]), decayed, outputs_last=False)
-        self.leaves, self.tree = jax.tree.flatten((params, state, optim.init(params)))
-        self.step = make_step(self.tree, self.static, optim, workload.label_smoothing)
-
-    def epoch(self, seed):
-        metrics = []
-        for x, y in training_batches(self.data["train"], self.batch_size, seed):
-            self.leaves, step_metrics = self.step(self.leaves, x, y)
-            metrics.append(step_metrics)
-        return float(np.mean([loss for loss, _ in jax.device_get(metrics)]))
-
-    def accuracy(self):
-        params, state, _ = jax.tree.unflatten(self.tree, self.leaves)
-        model = eqx.nn.inference_mode(eqx.combine(params, self.static))
-        return accuracy_of(lambda x: predict(model, state, x), self.data["test"])
+RELU = nn.Lambda(jax.nn.relu)
+GELU = nn.Lambda(lambda x: jax.nn.gelu(x, approximate=False))
+MEAN = nn.Lambda(lambda x: x.mean((1, 2)))
 
 
-def make_model(workload):
-    """(model, state), made by one compiled program: one by one, the arrays take seconds longer."""
+class ChannelNorm(nn.LayerNorm):
+    """Layer norm over the channels of (C, H, W)."""
 
-    @eqx.filter_jit
+    def __call__(self, x, *, key=None):
+        return jax.vmap(jax.vmap(super().__call__, 1, 1), 1, 1)(x)
+
+
+class OfTokens(eqx.Module):
+    """A layer for each token of (T, D)."""
+
+    layer: eqx.Module
+
+    def __call__(self, x, *, key=None):
+        return jax.vmap(self.layer)(x)
+
+
+class Residual(nn.StatefulLayer):
+    """Adds a block to its input, or to a projection of it."""
+
+    block: nn.Sequential
+    shortcut: nn.Sequential | None = None
+
+    def __call__(self, x, state, *, key=None):
+        y, state = self.block(x, state)
+        if self.shortcut is not None:
+            x, state = self.shortcut(x, state)
+        return x + y, state
+
+
+class Attention(nn.MultiheadAttention):
+    """Self-attention."""
+
+    def __call__(self, x, *, key=None):
+        return super().__call__(x, x, x)
+
+
+class Tokens(eqx.Module):
+    """Patches of an image, each with a learned position."""
+
+    patches: nn.Conv2d
+    positions: jax.Array
+
+    def __call__(self, x, *, key=None):
+        x = self.patches(x)
+        return x.reshape(x.shape[0], -1).T + self.positions  # (T, D)
+
+
+def convnext(
+    shape, keys, dims, kernel=7, expansion=2, head_dim=64, residual=False, patch=4, depths=None
+):
+    def conv(dim_in, dim, size, stride=1, **options):
+        return nn.Conv2d(dim_in, dim, size, stride, use_bias=False, key=next(keys), **options)
+
+    def block(dim):
+        return nn.Sequential(
+            [
+                conv(dim, dim, kernel, padding="SAME", groups=dim),
+                ChannelNorm(dim, eps=1e-6),
+                conv(dim, expansion * dim, 1),
+                GELU,
+                conv(expansion * dim, dim, 1),
+            ]
+        )
+
+    layers = [conv(shape[-1], dims[0], patch, patch), ChannelNorm(dims[0], eps=1e-6)]
+    for i, dim in enumerate(dims):
+        if i > 0:
+            layers += [ChannelNorm(dims[i - 1], eps=1e-6), conv(dims[i - 1], dim, 2, 2)]
+        for _ in range(depths[i] if depths else 1):
+            layers.append(Residual(block(dim)) if residual else block(dim))
+    head = [nn.LayerNorm(dims[-1], eps=1e-6), nn.Linear(dims[-1], head_dim, key=next(keys))]
+    return nn.Sequential([*layers, MEAN, *head, nn.Linear(head_dim, 10, key=next(keys))])
+
+
+def resnet(shape, keys, widths, depth):
+    def unit(dim_in, dim, size, stride=1):
+        options = {"padding": "SAME", "use_bias": False, "key": next(keys)}
+        norm = nn.BatchNorm(dim, axis_name="batch", momentum=0.9, mode="batch")
+        return [nn.Conv2d(dim_in, dim, size, stride, **options), norm]
+
+    layers, dim_in = [*unit(shape[-1], widths[0], 3), RELU], widths[0]
+    for i, dim in enumerate(widths):
+        for j in range(depth):
+            stride = 2 if i > 0 and j == 0 else 1
+            body = nn.Sequential([*unit(dim_in, dim, 3, stride), RELU, *unit(dim, dim, 3)])
+            shortcut = nn.Sequential(unit(dim_in, dim, 1, stride)) if stride > 1 else None
+            layers += [Residual(body, shortcut), RELU]
+            dim_in = dim
+    return nn.Sequential([*layers, MEAN, nn.Linear(dim_in, 10, key=next(keys))])
+
+
+def vit(shape, keys, patch=4, dim=64, depth=4, heads=4):
+    def norm():
+        return OfTokens(nn.LayerNorm(dim, eps=1e-6))
+
+    def linear(dim_in, dim_out):
+        return OfTokens(nn.Linear(dim_in, dim_out, key=next(keys)))
+
+    biases = {"use_query_bias": True, "use_value_bias": True, "use_output_bias": True}
+    positions = 0.02 * jr.normal(next(keys), ((shape[0] // patch) * (shape[1] // patch), dim))
+    layers = [Tokens(nn.Conv2d(shape[-1], dim, patch, patch, key=next(keys)), positions)]
+    for _ in range(depth):
+        attention = [norm(), Attention(heads, dim, **biases, key=next(keys))]
+        perceptron = [norm(), linear(dim, 4 * dim), GELU, linear(4 * dim, dim)]
+        layers += [Residual(nn.Sequential(block)) for block in (attention, perceptron)]
+    mean = nn.Lambda(lambda x: x.mean(0))
+    return nn.Sequential([*layers, norm(), mean, nn.Linear(dim, 10, key=next(keys))])
+
+
+def mlp(shape, keys, dims):
+    layers = [nn.Lambda(jnp.ravel)]
+    for a, b in pairwise((int(np.prod(shape)), *dims)):
+        layers += [nn.Linear(a, b, key=next(keys)), RELU]
+    return nn.Sequential([*layers, nn.Linear(dims[-1], 10, key=next(keys))])
+
+
+MODELS = {f.__name__: f for f in (convnext, resnet, vit, mlp)}
+
+
+def trainer(workload, data, variant):
+    """A flat list of all trained arrays, which a jitted step updates."""
+
+    @eqx.filter_jit  # by one compiled program: one by one, the arrays take seconds longer
     def make(key):
         k1, k2 = jr.split(key)
         factory = eqx.nn.make_with_state(MODELS[workload.model])
-        model, state = factory(workload.shape, **workload.args, key=k1)
+        model, state = factory(workload.shape, iter(jr.split(k1, 256)), **workload.args)
         return initialized(model, k2), state
 
-    return make(jr.key(0))
+    model, state = make(jr.key(0))
+    params, static = eqx.partition(model, eqx.is_inexact_array)
+    optim = optimizer_of(workload, len(data["train"][0]), decayed)
+    leaves, tree = jax.tree.flatten((params, state, optim.init(params)))
+
+    def loss_fn(params, state, x, y):
+        logits, state = batched(eqx.combine(params, static), state, x)
+        return mean_loss(workload, logits, y), (state, jnp.mean(logits.argmax(-1) == y))
+
+    @jax.jit
+    def step(leaves, x, y):
+        params, state, opt_state = jax.tree.unflatten(tree, leaves)
+        grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
+        (loss, (state, accuracy)), grads = grad_fn(params, state, x, y)
+        updates, opt_state = optim.update(grads, opt_state, params)
+        new = eqx.apply_updates(params, updates), state, opt_state
+        return jax.tree.leaves(new), (loss, accuracy)
+
+    @jax.jit
+    def predict(leaves, x):
+        params, state, _ = jax.tree.unflatten(tree, leaves)
+        return batched(nn.inference_mode(eqx.combine(params, static)), state, x)[0]
+
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
+    return Trainer(workload, data, parameters, leaves, step, predict)
+
+
+def batched(model, state, x):
+    """The logits of images (B, H, W, C); Equinox's layers take one image, as (C, H, W)."""
+    x = x.transpose(0, 3, 1, 2)
+    return jax.vmap(model, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(x, state)
 
 
 def initialized(model, key):
@@ -77,7 +203,7 @@ def weight_layers(model):
     """All linear layers and convolutions."""
 
     def has_weight(node):
-        return isinstance(node, eqx.nn.Linear | eqx.nn.Conv2d)
+        return isinstance(node, nn.Linear | nn.Conv2d)
 
     return [node for node in jax.tree.leaves(model, is_leaf=has_weight) if has_weight(node)]
 
@@ -85,214 +211,3 @@ def weight_layers(model):
 def decayed(params):
     """All parameters except scales and biases; a convolution's bias has the shape (C, 1, 1)."""
     return jax.tree.map(lambda leaf: leaf.ndim in (2, 4), params)
-
-
-def make_step(tree, static, optim, label_smoothing):
-    def loss_fn(params, state, x, y):
-        logits, state = batched(eqx.combine(params, static), state, x)
-        loss = mean_loss(logits, y, label_smoothing)
-        return loss, (state, jnp.mean(logits.argmax(-1) == y))
-
-    grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
-
-    @jax.jit
-    def step(leaves, x, y):
-        params, state, opt_state = jax.tree.unflatten(tree, leaves)
-        (loss, (state, accuracy)), grads = grad_fn(params, state, x, y)
-        updates, opt_state = optim.update(grads, opt_state, params)
-        new = eqx.apply_updates(params, updates), state, opt_state
-        return jax.tree.leaves(new), (loss, accuracy)
-
-    return step
-
-
-@eqx.filter_jit
-def predict(model, state, x):
-    return batched(model, state, x)[0]
-
-
-def batched(model, state, x):
-    """The logits of images (B, H, W, C); Equinox's layers take one image, as (C, H, W)."""
-    x = x.transpose(0, 3, 1, 2)
-    return jax.vmap(model, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(x, state)
-
-
-class ChannelNorm(eqx.nn.LayerNorm):
-    """Layer norm over the channels of (C, H, W)."""
-
-    def __call__(self, x):
-        return jax.vmap(jax.vmap(super().__call__, 1, 1), 1, 1)(x)
-
-
-class ConvNeXtBlock(eqx.Module):
-    dwconv: eqx.nn.Conv2d
-    norm: ChannelNorm
-    expand: eqx.nn.Conv2d
-    project: eqx.nn.Conv2d
-    residual: bool = eqx.field(static=True)
-
-    def __init__(self, dim, kernel=7, expansion=2, residual=False, *, key):
-        k1, k2, k3 = jr.split(key, 3)
-        depthwise = {"padding": "SAME", "groups": dim}
-        self.dwconv = eqx.nn.Conv2d(dim, dim, kernel, **depthwise, use_bias=False, key=k1)
-        self.norm = ChannelNorm(dim, eps=1e-6)
-        self.expand = eqx.nn.Conv2d(dim, expansion * dim, 1, use_bias=False, key=k2)
-        self.project = eqx.nn.Conv2d(expansion * dim, dim, 1, use_bias=False, key=k3)
-        self.residual = residual
-
-    def __call__(self, x):
-        y = self.project(jax.nn.gelu(self.expand(self.norm(self.dwconv(x))), approximate=False))
-        return x + y if self.residual else y
-
-
-class ConvNeXt(eqx.Module):
-    features: list
-    norm: eqx.nn.LayerNorm
-    hidden: eqx.nn.Linear
-    classes: eqx.nn.Linear
-
-    def __init__(self, shape, dims=(8, 16, 32), head_dim=64, patch=4, depths=None, *, key, **block):
-        depths = depths or [1] * len(dims)
-        keys = iter(jr.split(key, len(dims) + sum(depths) + 2))
-        self.features = []
-        for i, (a, b) in enumerate(pairwise((shape[-1], *dims))):
-            size = 2 if i else patch
-            down = eqx.nn.Conv2d(a, b, size, size, use_bias=False, key=next(keys))
-            norm = ChannelNorm(a if i else b, eps=1e-6)
-            self.features += [norm, down] if i else [down, norm]
-            for _ in range(depths[i]):
-                self.features.append(ConvNeXtBlock(b, **block, key=next(keys)))
-        self.norm = eqx.nn.LayerNorm(dims[-1], eps=1e-6)
-        self.hidden = eqx.nn.Linear(dims[-1], head_dim, key=next(keys))
-        self.classes = eqx.nn.Linear(head_dim, 10, key=next(keys))
-
-    def __call__(self, x, state):
-        for layer in self.features:
-            x = layer(x)
-        return self.classes(self.hidden(self.norm(x.mean((1, 2))))), state
-
-
-class MLP(eqx.Module):
-    layers: list
-
-    def __init__(self, shape, dims=(128, 128), *, key):
-        widths = (int(np.prod(shape)), *dims, 10)
-        sizes = zip(pairwise(widths), jr.split(key, len(dims) + 1), strict=True)
-        self.layers = [eqx.nn.Linear(*size, key=k) for size, k in sizes]
-
-    def __call__(self, x, state):
-        x = x.ravel()
-        for layer in self.layers[:-1]:
-            x = jax.nn.relu(layer(x))
-        return self.layers[-1](x), state
-
-
-class TransformerBlock(eqx.Module):
-    norm1: eqx.nn.LayerNorm
-    attention: eqx.nn.MultiheadAttention
-    norm2: eqx.nn.LayerNorm
-    expand: eqx.nn.Linear
-    project: eqx.nn.Linear
-
-    def __init__(self, dim, heads, expansion, *, key):
-        k1, k2, k3 = jr.split(key, 3)
-        biases = {"use_query_bias": True, "use_value_bias": True, "use_output_bias": True}
-        self.norm1 = eqx.nn.LayerNorm(dim, eps=1e-6)
-        self.norm2 = eqx.nn.LayerNorm(dim, eps=1e-6)
-        self.attention = eqx.nn.MultiheadAttention(heads, dim, **biases, key=k1)
-        self.expand = eqx.nn.Linear(dim, expansion * dim, key=k2)
-        self.project = eqx.nn.Linear(expansion * dim, dim, key=k3)
-
-    def __call__(self, x):
-        y = jax.vmap(self.norm1)(x)
-        x = x + self.attention(y, y, y)
-        y = jax.vmap(self.expand)(jax.vmap(self.norm2)(x))
-        return x + jax.vmap(self.project)(jax.nn.gelu(y, approximate=False))
-
-
-class ViT(eqx.Module):
-    patches: eqx.nn.Conv2d
-    positions: jax.Array
-    blocks: list
-    norm: eqx.nn.LayerNorm
-    head: eqx.nn.Linear
-
-    def __init__(self, shape, patch=4, dim=64, depth=4, heads=4, expansion=4, *, key):
-        k1, k2, k3, *keys = jr.split(key, depth + 3)
-        self.patches = eqx.nn.Conv2d(shape[-1], dim, patch, patch, key=k1)
-        self.positions = 0.02 * jr.normal(k2, ((shape[0] // patch) * (shape[1] // patch), dim))
-        self.blocks = [TransformerBlock(dim, heads, expansion, key=k) for k in keys]
-        self.norm = eqx.nn.LayerNorm(dim, eps=1e-6)
-        self.head = eqx.nn.Linear(dim, 10, key=k3)
-
-    def __call__(self, x, state):
-        x = self.patches(x)
-        x = x.reshape(x.shape[0], -1).T + self.positions  # (T, D)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(jax.vmap(self.norm)(x).mean(0)), state
-
-
-class Unit(eqx.Module):
-    """A convolution and its batch norm."""
-
-    conv: eqx.nn.Conv2d
-    norm: eqx.nn.BatchNorm
-
-    def __init__(self, in_dim, out_dim, kernel, stride=1, *, key):
-        options = {"padding": "SAME", "use_bias": False, "key": key}
-        self.conv = eqx.nn.Conv2d(in_dim, out_dim, kernel, stride, **options)
-        self.norm = eqx.nn.BatchNorm(out_dim, axis_name="batch", momentum=0.9, mode="batch")
-
-    def __call__(self, x, state):
-        return self.norm(self.conv(x), state)
-
-
-class ResNetBlock(eqx.Module):
-    first: Unit
-    second: Unit
-    shortcut: Unit | None
-
-    def __init__(self, in_dim, out_dim, stride, *, key):
-        k1, k2, k3 = jr.split(key, 3)
-        self.first = Unit(in_dim, out_dim, 3, stride, key=k1)
-        self.second = Unit(out_dim, out_dim, 3, key=k2)
-        changes = stride != 1 or in_dim != out_dim
-        self.shortcut = Unit(in_dim, out_dim, 1, stride, key=k3) if changes else None
-
-    def __call__(self, x, state):
-        y, state = self.first(x, state)
-        y, state = self.second(jax.nn.relu(y), state)
-        if self.shortcut is not None:
-            x, state = self.shortcut(x, state)
-        return jax.nn.relu(x + y), state
-
-
-class ResNet(eqx.Module):
-    stem: Unit
-    blocks: list
-    head: eqx.nn.Linear
-
-    def __init__(self, shape, widths=(16, 32, 64), depth=3, *, key):
-        k1, k2, key = jr.split(key, 3)
-        self.stem = Unit(shape[-1], widths[0], 3, key=k1)
-        plan = []
-        for a, b in pairwise((widths[0], *widths)):
-            plan += [(a, b, 2 if plan else 1)] + [(b, b, 1)] * (depth - 1)
-        sizes = zip(plan, jr.split(key, len(plan)), strict=True)
-        self.blocks = [ResNetBlock(*size, key=k) for size, k in sizes]
-        self.head = eqx.nn.Linear(widths[-1], 10, key=k2)
-
-    def __call__(self, x, state):
-        x, state = self.stem(x, state)
-        x = jax.nn.relu(x)
-        for block in self.blocks:
-            x, state = block(x, state)
-        return self.head(x.mean((1, 2))), state
-
-
-MODELS = {"convnext": ConvNeXt, "mlp": MLP, "vit": ViT, "resnet": ResNet}
-
-
-def trainer(workload, data, variant):
-    return Trainer(workload, data)

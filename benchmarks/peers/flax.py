@@ -8,98 +8,88 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from benchmarks.peers.batches import accuracy_of, device_memory, training_batches
-from benchmarks.peers.by_optax import mean_loss, optimizer_of
-
-VARIANTS = ("",)
+from benchmarks.peers.optax import Trainer, mean_loss, optimizer_of
 
 
-class ConvNeXtBlock(nnx.Module):
-    def __init__(self, dim, kernel=7, expansion=2, residual=False, *, rngs):
-        size, depthwise = (kernel, kernel), {"feature_group_count": dim, "use_bias": False}
-        self.dwconv = nnx.Conv(dim, dim, size, **depthwise, rngs=rngs)
-        self.norm = nnx.LayerNorm(dim, rngs=rngs)
-        self.expand = nnx.Linear(dim, expansion * dim, use_bias=False, rngs=rngs)
-        self.project = nnx.Linear(expansion * dim, dim, use_bias=False, rngs=rngs)
-        self.residual = residual
+class Residual(nnx.Module):
+    """Adds a block to its input, or to a projection of it."""
+
+    def __init__(self, block, shortcut=lambda x: x):
+        self.block, self.shortcut = block, shortcut
 
     def __call__(self, x):
-        y = self.project(nnx.gelu(self.expand(self.norm(self.dwconv(x))), approximate=False))
-        return x + y if self.residual else y
+        return self.shortcut(x) + self.block(x)
 
 
-class ConvNeXt(nnx.Module):
-    def __init__(
-        self, shape, dims=(8, 16, 32), head_dim=64, patch=4, depths=None, *, rngs, **block
-    ):
-        def patches(dim_in, dim, size):
-            options = {"strides": size, "padding": "VALID", "use_bias": False, "rngs": rngs}
-            return nnx.Conv(dim_in, dim, (size, size), **options)
+class Classifier(nnx.Module):
+    """Features, their mean over the pixels or the tokens, and a head."""
 
-        layers = [patches(shape[-1], dims[0], patch), nnx.LayerNorm(dims[0], rngs=rngs)]
-        for i, dim in enumerate(dims):
-            if i > 0:
-                layers += [nnx.LayerNorm(dims[i - 1], rngs=rngs), patches(dims[i - 1], dim, 2)]
-            for _ in range(depths[i] if depths else 1):
-                layers.append(ConvNeXtBlock(dim, **block, rngs=rngs))
-        self.features = nnx.Sequential(*layers)
-        self.norm = nnx.LayerNorm(dims[-1], rngs=rngs)
-        hidden = nnx.Linear(dims[-1], head_dim, rngs=rngs)
-        self.head = nnx.Sequential(hidden, nnx.Linear(head_dim, 10, rngs=rngs))
+    def __init__(self, features, *head):
+        self.features, self.head = nnx.Sequential(*features), nnx.Sequential(*head)
 
     def __call__(self, x):
-        return self.head(self.norm(self.features(x).mean((1, 2))))
+        x = self.features(x)
+        return self.head(x.mean(tuple(range(1, x.ndim - 1))))
 
 
-class ConvNorm(nnx.Module):
-    def __init__(self, dim_in, dim, size, stride=1, groups=1, *, rngs):
-        options = {"strides": stride, "feature_group_count": groups, "use_bias": False}
-        self.conv = nnx.Conv(dim_in, dim, (size, size), **options, rngs=rngs)
-        self.norm = nnx.BatchNorm(dim, momentum=0.9, rngs=rngs)
-
-    def __call__(self, x):
-        return self.norm(self.conv(x))
+def gelu(x):
+    return nnx.gelu(x, approximate=False)
 
 
-class ResidualBlock(nnx.Module):
-    def __init__(self, dim_in, dim, stride, *, rngs):
-        self.first = ConvNorm(dim_in, dim, 3, stride, rngs=rngs)
-        self.second = ConvNorm(dim, dim, 3, rngs=rngs)
-        self.shortcut = ConvNorm(dim_in, dim, 1, stride, rngs=rngs) if stride > 1 else lambda x: x
+def convnext(
+    shape, dims, kernel=7, expansion=2, head_dim=64, residual=False, patch=4, depths=None, *, rngs
+):
+    def patches(dim_in, dim, size):
+        options = {"strides": size, "padding": "VALID", "use_bias": False}
+        return nnx.Conv(dim_in, dim, (size, size), **options, rngs=rngs)
 
-    def __call__(self, x):
-        return nnx.relu(self.shortcut(x) + self.second(nnx.relu(self.first(x))))
+    def block(dim):
+        depthwise = {"feature_group_count": dim, "use_bias": False, "rngs": rngs}
+        return nnx.Sequential(
+            nnx.Conv(dim, dim, (kernel, kernel), **depthwise),
+            nnx.LayerNorm(dim, rngs=rngs),
+            nnx.Linear(dim, expansion * dim, use_bias=False, rngs=rngs),
+            gelu,
+            nnx.Linear(expansion * dim, dim, use_bias=False, rngs=rngs),
+        )
+
+    layers = [patches(shape[-1], dims[0], patch), nnx.LayerNorm(dims[0], rngs=rngs)]
+    for i, dim in enumerate(dims):
+        if i > 0:
+            layers += [nnx.LayerNorm(dims[i - 1], rngs=rngs), patches(dims[i - 1], dim, 2)]
+        for _ in range(depths[i] if depths else 1):
+            layers.append(Residual(block(dim)) if residual else block(dim))
+    head = [nnx.Linear(dims[-1], head_dim, rngs=rngs), nnx.Linear(head_dim, 10, rngs=rngs)]
+    return Classifier(layers, nnx.LayerNorm(dims[-1], rngs=rngs), *head)
 
 
-class ResNet(nnx.Module):
-    def __init__(self, shape, widths, depth, *, rngs):
-        self.stem = ConvNorm(shape[-1], widths[0], 3, rngs=rngs)
-        blocks = [ResidualBlock(widths[0], widths[0], 1, rngs=rngs) for _ in range(depth)]
-        for a, b in pairwise(widths):
-            blocks += [
-                ResidualBlock(a, b, 2, rngs=rngs),
-                *(ResidualBlock(b, b, 1, rngs=rngs) for _ in range(depth - 1)),
-            ]
-        self.blocks = nnx.Sequential(*blocks)
-        self.head = nnx.Linear(widths[-1], 10, rngs=rngs)
-
-    def __call__(self, x):
-        return self.head(self.blocks(nnx.relu(self.stem(x))).mean((1, 2)))
+def conv_norm(dim_in, dim, size, stride=1, groups=1, *, rngs):
+    options = {"strides": stride, "feature_group_count": groups, "use_bias": False}
+    conv = nnx.Conv(dim_in, dim, (size, size), **options, rngs=rngs)
+    return nnx.Sequential(conv, nnx.BatchNorm(dim, momentum=0.9, rngs=rngs))
 
 
-class MobileNetV1(nnx.Module):
-    def __init__(self, shape, plan, *, rngs):
-        width = plan[0][0]
-        layers = [ConvNorm(shape[-1], width, 3, rngs=rngs), nnx.relu]
-        for out, stride in plan:
-            depthwise = ConvNorm(width, width, 3, stride, width, rngs=rngs)
-            layers += [depthwise, nnx.relu, ConvNorm(width, out, 1, rngs=rngs), nnx.relu]
-            width = out
-        self.features = nnx.Sequential(*layers)
-        self.head = nnx.Linear(width, 10, rngs=rngs)
+def resnet(shape, widths, depth, *, rngs):
+    layers, dim_in = [conv_norm(shape[-1], widths[0], 3, rngs=rngs), nnx.relu], widths[0]
+    for i, dim in enumerate(widths):
+        for j in range(depth):
+            stride = 2 if i > 0 and j == 0 else 1
+            first = conv_norm(dim_in, dim, 3, stride, rngs=rngs)
+            body = nnx.Sequential(first, nnx.relu, conv_norm(dim, dim, 3, rngs=rngs))
+            shortcut = [conv_norm(dim_in, dim, 1, stride, rngs=rngs)] if stride > 1 else []
+            layers += [Residual(body, *shortcut), nnx.relu]
+            dim_in = dim
+    return Classifier(layers, nnx.Linear(dim_in, 10, rngs=rngs))
 
-    def __call__(self, x):
-        return self.head(self.features(x).mean((1, 2)))
+
+def mobilenet_v1(shape, plan, *, rngs):
+    width = plan[0][0]
+    layers = [conv_norm(shape[-1], width, 3, rngs=rngs), nnx.relu]
+    for out, stride in plan:
+        depthwise = conv_norm(width, width, 3, stride, width, rngs=rngs)
+        layers += [depthwise, nnx.relu, conv_norm(width, out, 1, rngs=rngs), nnx.relu]
+        width = out
+    return Classifier(layers, nnx.Linear(width, 10, rngs=rngs))
 
 
 class TransformerBlock(nnx.Module):
@@ -111,40 +101,35 @@ class TransformerBlock(nnx.Module):
 
     def __call__(self, x, mask=None):
         x = x + self.attention(self.norm1(x), mask=mask)
-        return x + self.project(nnx.gelu(self.expand(self.norm2(x)), approximate=False))
+        return x + self.project(gelu(self.expand(self.norm2(x))))
 
 
-class ViT(nnx.Module):
-    def __init__(self, shape, patch=4, dim=64, depth=4, heads=4, *, rngs):
-        tokens = shape[0] // patch * (shape[1] // patch)
-        self.patches = nnx.Conv(
-            shape[-1], dim, (patch, patch), strides=patch, padding="VALID", rngs=rngs
-        )
-        self.positions = nnx.Param(
-            0.02 * jax.random.truncated_normal(rngs.params(), -2, 2, (tokens, dim))
-        )
-        self.blocks = nnx.Sequential(
-            *(TransformerBlock(dim, heads, rngs=rngs) for _ in range(depth))
-        )
-        self.norm = nnx.LayerNorm(dim, rngs=rngs)
-        self.head = nnx.Linear(dim, 10, rngs=rngs)
+class Tokens(nnx.Module):
+    """Patches of an image, each with a learned position."""
+
+    def __init__(self, shape, patch, dim, *, rngs):
+        options = {"strides": patch, "padding": "VALID", "rngs": rngs}
+        self.patches = nnx.Conv(shape[-1], dim, (patch, patch), **options)
+        count = shape[0] // patch * (shape[1] // patch)
+        positions = 0.02 * jax.random.truncated_normal(rngs.params(), -2, 2, (count, dim))
+        self.positions = nnx.Param(positions)
 
     def __call__(self, x):
         x = self.patches(x)
-        x = x.reshape(x.shape[0], -1, x.shape[-1]) + self.positions
-        return self.head(self.norm(self.blocks(x)).mean(1))
+        return x.reshape(x.shape[0], -1, x.shape[-1]) + self.positions
 
 
-class MLP(nnx.Module):
-    def __init__(self, shape, dims, *, rngs):
-        sizes = (np.prod(shape), *dims)
-        layers = [
-            layer for a, b in pairwise(sizes) for layer in (nnx.Linear(a, b, rngs=rngs), nnx.relu)
-        ]
-        self.layers = nnx.Sequential(*layers, nnx.Linear(sizes[-1], 10, rngs=rngs))
+def vit(shape, patch=4, dim=64, depth=4, heads=4, *, rngs):
+    blocks = [TransformerBlock(dim, heads, rngs=rngs) for _ in range(depth)]
+    layers = [Tokens(shape, patch, dim, rngs=rngs), *blocks, nnx.LayerNorm(dim, rngs=rngs)]
+    return Classifier(layers, nnx.Linear(dim, 10, rngs=rngs))
 
-    def __call__(self, x):
-        return self.layers(x.reshape(x.shape[0], -1))
+
+def mlp(shape, dims, *, rngs):
+    layers = [lambda x: x.reshape(x.shape[0], -1)]
+    for a, b in pairwise((int(np.prod(shape)), *dims)):
+        layers += [nnx.Linear(a, b, rngs=rngs), nnx.relu]
+    return nnx.Sequential(*layers, nnx.Linear(dims[-1], 10, rngs=rngs))
 
 
 class GPT(nnx.Module):
@@ -163,78 +148,52 @@ class GPT(nnx.Module):
         return self.tokens.attend(self.norm(y))
 
 
-MODELS = {
-    "convnext": ConvNeXt,
-    "resnet": ResNet,
-    "vit": ViT,
-    "mlp": MLP,
-    "mobilenet_v1": MobileNetV1,
-}
+MODELS = {f.__name__: f for f in (convnext, resnet, mobilenet_v1, vit, mlp)}
 
 
-def model_of(workload, rngs):
+def trainer(workload, data, variant):
+    """A model and its optimizer, which one jitted step updates in place."""
+    rngs = nnx.Rngs(0)
     if workload.is_text:
-        return GPT(workload.shape, workload.classes, **workload.args, rngs=rngs)
-    return MODELS[workload.model](workload.shape, **workload.args, rngs=rngs)
+        model = GPT(workload.shape, workload.classes, **workload.args, rngs=rngs)
+    else:
+        model = MODELS[workload.model](workload.shape, **workload.args, rngs=rngs)
+    for _, node in nnx.iter_graph(model):
+        is_layer = isinstance(node, nnx.Module) and hasattr(node, "dtype")
+        if workload.precision != "float32" and is_layer:
+            node.dtype = jnp.dtype(workload.precision)  # the params stay in float32
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
+    decay_or_muon = optimizer_of(workload, len(data["train"][0]), decayed)
+    optimizer = nnx.Optimizer(model, decay_or_muon, wrt=nnx.Param)
 
+    @nnx.jit
+    def step(model, optimizer, x, y):
+        def loss_fn(model):
+            logits = model(x).astype(jnp.float32)
+            return mean_loss(workload, logits, y), jnp.mean(logits.argmax(-1) == y)
 
-class Trainer:
-    """A model, its optimizer and its metrics, all of them updated in place by one jitted step."""
+        measured, grads = nnx.value_and_grad(loss_fn, has_aux=True)(model)
+        optimizer.update(model, grads)
+        return measured
 
-    device_memory = staticmethod(device_memory)
+    model.train()
+    cached = nnx.cached_partial(step, model, optimizer)
+    forward = nnx.jit(lambda model, x: model(x))
 
-    def __init__(self, workload, data):
-        self.data = data if jax.default_backend() == "cpu" else jax.device_put(data)
-        self.batch_size = workload.batch_size
-        self.model = model_of(workload, nnx.Rngs(0))
-        for _, node in nnx.iter_graph(self.model):
-            layer = isinstance(node, nnx.Module) and hasattr(node, "dtype")
-            if workload.precision != "float32" and layer:
-                node.dtype = jnp.dtype(workload.precision)  # the params stay in float32
-        params = nnx.state(self.model, nnx.Param)
-        self.parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
-        adamw_or_muon = optimizer_of(workload, len(data["train"][0]), decayed)
-        optimizer = nnx.Optimizer(self.model, adamw_or_muon, wrt=nnx.Param)
-        accuracy, loss = nnx.metrics.Accuracy(), nnx.metrics.Average("loss")
-        self.metrics = nnx.MultiMetric(accuracy=accuracy, loss=loss)
-        self.model.train()
-        step = train_step(workload.label_smoothing)
-        self.step = nnx.cached_partial(step, self.model, optimizer, self.metrics)
+    def predict(_, x):
+        model.eval()  # the cached step keeps a view of its own, which stays in training mode
+        return forward(model, x)
 
-    def epoch(self, seed):
-        self.metrics.reset()
-        for x, y in training_batches(self.data["train"], self.batch_size, seed):
-            self.step(x, y)
-        return float(self.metrics.compute()["loss"])
-
-    def accuracy(self):
-        self.model.eval()  # the cached step keeps a view of its own, which stays in training mode
-        return accuracy_of(lambda x: predict(self.model, x), self.data["test"])
+    return Trainer(
+        workload,
+        data,
+        parameters,
+        None,
+        lambda _, x, y: (None, cached(x, y)),
+        predict,
+    )
 
 
 def decayed(params):
     """All parameters except biases and scales."""
     return nnx.map_state(lambda path, _: path[-1] not in ("bias", "scale"), params)
-
-
-def train_step(label_smoothing):
-    @nnx.jit
-    def step(model, optimizer, metrics, x, y):
-        def loss_fn(model):
-            logits = model(x).astype(jnp.float32)
-            return mean_loss(logits, y, label_smoothing), logits
-
-        (loss, logits), grads = nnx.value_and_grad(loss_fn, has_aux=True)(model)
-        metrics.update(loss=loss, logits=logits, labels=y)
-        optimizer.update(model, grads)
-
-    return step
-
-
-@nnx.jit
-def predict(model, x):
-    return model(x)
-
-
-def trainer(workload, data, variant):
-    return Trainer(workload, data)

@@ -1,4 +1,5 @@
-"""PyTorch, trained as in its quickstart; layers and blocks as in torchvision."""
+"""PyTorch: trained as in its quickstart, with layers and blocks as in torchvision and nanoGPT; and
+a GPT that generates step by step with a cache of keys and values."""
 
 from itertools import pairwise
 from math import prod
@@ -7,11 +8,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from benchmarks.peers import TEST_BATCH
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cuda":
     torch.set_float32_matmul_precision("high")  # TF32, as in JAX
-VARIANTS = ("eager", "channels_last", "compile", "compile channels_last")
-BATCH = 500  # of the test set
 
 
 class Permute(nn.Module):
@@ -33,35 +34,40 @@ class Mean(nn.Module):
         return x.mean((-2, -1))
 
 
-class ConvNeXtBlock(nn.Module):
-    def __init__(self, dim, kernel, expansion, residual):
+class Residual(nn.Module):
+    """Adds a block to its input, or to a projection of it."""
+
+    def __init__(self, block, shortcut=None):
         super().__init__()
-        self.block = nn.Sequential(
-            nn.Conv2d(dim, dim, kernel, padding="same", groups=dim, bias=False),
-            Permute(0, 2, 3, 1),
-            nn.LayerNorm(dim, eps=1e-6),
-            nn.Linear(dim, expansion * dim, bias=False),
-            nn.GELU(),
-            nn.Linear(expansion * dim, dim, bias=False),
-            Permute(0, 3, 1, 2),
-        )
-        self.residual = residual
+        self.block, self.shortcut = block, shortcut or nn.Identity()
 
     def forward(self, x):
-        y = self.block(x)
-        return x + y if self.residual else y
+        return self.shortcut(x) + self.block(x)
 
 
 def convnext(
     shape,
-    dims=(8, 16, 32),
+    dims,
     kernel=7,
     expansion=2,
     head_dim=64,
     residual=False,
     patch=4,
     depths=None,
+    pointwise="linear",
 ):
+    """1x1 convolutions are linear layers between two permutations, or with `pointwise="conv"`
+    convolutions."""
+
+    def mixing(dim):
+        sizes = (dim, expansion * dim), (expansion * dim, dim)
+        if pointwise == "conv":
+            expand, project = (nn.Conv2d(*size, 1, bias=False) for size in sizes)
+            return [LayerNorm2d(dim, eps=1e-6), expand, nn.GELU(), project]
+        expand, project = (nn.Linear(*size, bias=False) for size in sizes)
+        perceptron = [nn.LayerNorm(dim, eps=1e-6), expand, nn.GELU(), project]
+        return [Permute(0, 2, 3, 1), *perceptron, Permute(0, 3, 1, 2)]
+
     stem = nn.Conv2d(shape[-1], dims[0], patch, patch, bias=False)
     layers = [stem, LayerNorm2d(dims[0], eps=1e-6)]
     for i, dim in enumerate(dims):
@@ -69,48 +75,41 @@ def convnext(
             layers.append(LayerNorm2d(dims[i - 1], eps=1e-6))
             layers.append(nn.Conv2d(dims[i - 1], dim, 2, 2, bias=False))
         for _ in range(depths[i] if depths else 1):
-            layers.append(ConvNeXtBlock(dim, kernel, expansion, residual))
+            depthwise = nn.Conv2d(dim, dim, kernel, padding="same", groups=dim, bias=False)
+            block = nn.Sequential(depthwise, *mixing(dim))
+            layers.append(Residual(block) if residual else block)
     head = [nn.Linear(dims[-1], head_dim), nn.Linear(head_dim, 10)]
     return nn.Sequential(*layers, Mean(), nn.LayerNorm(dims[-1], eps=1e-6), *head)
 
 
-def conv_norm(dim_in, dim, size, stride=1):
-    return nn.Sequential(
-        nn.Conv2d(dim_in, dim, size, stride, size // 2, bias=False), nn.BatchNorm2d(dim)
-    )
-
-
-class ResidualBlock(nn.Module):
-    def __init__(self, dim_in, dim, stride):
-        super().__init__()
-        self.body = nn.Sequential(
-            conv_norm(dim_in, dim, 3, stride), nn.ReLU(inplace=True), conv_norm(dim, dim, 3)
-        )
-        self.shortcut = conv_norm(dim_in, dim, 1, stride) if stride > 1 else nn.Identity()
-
-    def forward(self, x):
-        return F.relu(self.shortcut(x) + self.body(x), inplace=True)
+def conv_norm(dim_in, dim, size, stride=1, groups=1):
+    conv = nn.Conv2d(dim_in, dim, size, stride, size // 2, groups=groups, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(dim))
 
 
 def resnet(shape, widths, depth):
-    blocks = [ResidualBlock(widths[0], widths[0], 1) for _ in range(depth)]
-    for a, b in pairwise(widths):
-        blocks += [ResidualBlock(a, b, 2), *(ResidualBlock(b, b, 1) for _ in range(depth - 1))]
-    stem = [conv_norm(shape[-1], widths[0], 3), nn.ReLU(inplace=True)]
-    return nn.Sequential(*stem, *blocks, Mean(), nn.Linear(widths[-1], 10))
+    layers, dim_in = [conv_norm(shape[-1], widths[0], 3), nn.ReLU(inplace=True)], widths[0]
+    for i, dim in enumerate(widths):
+        for j in range(depth):
+            stride = 2 if i > 0 and j == 0 else 1
+            first, second = conv_norm(dim_in, dim, 3, stride), conv_norm(dim, dim, 3)
+            shortcut = conv_norm(dim_in, dim, 1, stride) if stride > 1 else None
+            body = nn.Sequential(first, nn.ReLU(inplace=True), second)
+            layers += [Residual(body, shortcut), nn.ReLU(inplace=True)]
+            dim_in = dim
+    return nn.Sequential(*layers, Mean(), nn.Linear(dim_in, 10))
 
 
 def mobilenet_v1(shape, plan):
-    def unit(dim_in, dim, size, stride=1, groups=1):
-        conv = nn.Conv2d(dim_in, dim, size, stride, size // 2, groups=groups, bias=False)
-        nn.init.kaiming_normal_(conv.weight)  # as ours, so that both learn as fast
-        return [conv, nn.BatchNorm2d(dim), nn.ReLU(inplace=True)]
-
     width = plan[0][0]
-    layers = unit(shape[-1], width, 3)
+    units = [conv_norm(shape[-1], width, 3)]
     for out, stride in plan:
-        layers += [*unit(width, width, 3, stride, width), *unit(width, out, 1)]
+        units += [conv_norm(width, width, 3, stride, width), conv_norm(width, out, 1)]
         width = out
+    layers = []
+    for unit in units:
+        nn.init.kaiming_normal_(unit[0].weight)  # as ours, so that both learn as fast
+        layers += [unit, nn.ReLU(inplace=True)]
     return nn.Sequential(*layers, Mean(), nn.Linear(width, 10))
 
 
@@ -130,20 +129,30 @@ class TransformerBlock(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
-class ViT(nn.Module):
-    def __init__(self, shape, patch=4, dim=64, depth=4, heads=4):
+class Tokens(nn.Module):
+    """Patches of an image, each with a learned position."""
+
+    def __init__(self, shape, patch, dim):
         super().__init__()
-        tokens = shape[0] // patch * (shape[1] // patch)
         self.patches = nn.Conv2d(shape[-1], dim, patch, patch)
         nn.init.trunc_normal_(self.patches.weight, std=(shape[-1] * patch**2) ** -0.5)
         nn.init.zeros_(self.patches.bias)
-        self.positions = nn.Parameter(torch.empty(tokens, dim).normal_(std=0.02))
-        self.blocks = nn.Sequential(*(TransformerBlock(dim, heads) for _ in range(depth)))
-        self.norm, self.head = nn.LayerNorm(dim, eps=1e-6), nn.Linear(dim, 10)
+        count = shape[0] // patch * (shape[1] // patch)
+        self.positions = nn.Parameter(torch.empty(count, dim).normal_(std=0.02))
 
     def forward(self, x):
-        x = self.patches(x).flatten(2).transpose(1, 2) + self.positions
-        return self.head(self.norm(self.blocks(x)).mean(1))
+        return self.patches(x).flatten(2).transpose(1, 2) + self.positions
+
+
+class MeanOfTokens(nn.Module):
+    def forward(self, x):
+        return x.mean(1)
+
+
+def vit(shape, patch=4, dim=64, depth=4, heads=4):
+    blocks = [TransformerBlock(dim, heads) for _ in range(depth)]
+    head = [nn.LayerNorm(dim, eps=1e-6), MeanOfTokens(), nn.Linear(dim, 10)]
+    return nn.Sequential(Tokens(shape, patch, dim), *blocks, *head)
 
 
 def mlp(shape, dims):
@@ -162,12 +171,11 @@ class DecoderBlock(nn.Module):
         self.c_attn, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
         self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
 
-    def forward(self, x):
-        q, k, v = (
-            part.unflatten(2, (self.heads, -1)).transpose(1, 2)
-            for part in self.c_attn(self.norm1(x)).split(x.shape[2], dim=2)
-        )
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    def forward(self, x, write=lambda k, v: (k, v), **mask):
+        """`write` puts new keys and values into a cache, and returns all of them."""
+        parts = self.c_attn(self.norm1(x)).split(x.shape[2], dim=2)
+        q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in parts)
+        y = F.scaled_dot_product_attention(q, *write(k, v), **mask or {"is_causal": True})
         x = x + self.out(y.transpose(1, 2).reshape(x.shape))
         return x + self.mlp(self.norm2(x))
 
@@ -196,50 +204,39 @@ def initialize(module):
         nn.init.zeros_(module.bias)
 
 
-MODELS = {
-    "convnext": convnext,
-    "resnet": resnet,
-    "vit": ViT,
-    "mlp": mlp,
-    "mobilenet_v1": mobilenet_v1,
-}
-
-
-def model_of(workload):
-    if workload.is_text:
-        return GPT(workload.shape, workload.classes, **workload.args)
-    return MODELS[workload.model](workload.shape, **workload.args)
+MODELS = {f.__name__: f for f in (convnext, resnet, vit, mlp, mobilenet_v1)}
 
 
 class Trainer:
-    """A model and its optimizer over NCHW images."""
+    """A model and its optimizer over NCHW images, or over tokens."""
 
     def __init__(self, workload, data, variant):
         torch.manual_seed(0)
-        formats = torch.channels_last, torch.contiguous_format
-        layout = {"memory_format": formats[0 if "channels_last" in variant else 1]}
+        last = "channels_last" in variant
+        layout = {"memory_format": torch.channels_last if last else torch.contiguous_format}
         self.data = {}
         for name, (x, y) in data.items():
             x, y = torch.from_numpy(x).to(DEVICE), torch.from_numpy(y).long().to(DEVICE)
             x = x.long() if workload.is_text else x.permute(0, 3, 1, 2).contiguous(**layout)
             self.data[name] = x, y
+        if workload.is_text:
+            model = GPT(workload.shape, workload.classes, **workload.args)
+        else:
+            model = MODELS[workload.model](workload.shape, **workload.args)
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        model = model.to(DEVICE, **layout)
+        self.model = torch.compile(model) if "compile" in variant else model
         self.batch_size, self.layout = workload.batch_size, layout
-        self.model = model_of(workload).to(DEVICE, **layout)
         low = workload.precision != "float32"
         self.precision = {"dtype": torch.bfloat16, "enabled": low, "device_type": DEVICE}
-        self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        if "compile" in variant:
-            self.model = torch.compile(self.model)
         self.loss_fn = nn.CrossEntropyLoss(label_smoothing=workload.label_smoothing)
         steps = len(data["train"][0]) // workload.batch_size * workload.epochs
-        self.optimizers = optimizers(self.model, workload)
-        schedulers = [scheduler_of(optimizer, workload, steps) for optimizer in self.optimizers]
-        self.schedulers = [scheduler for scheduler in schedulers if scheduler]
+        self.optimizer = adamw(model, workload.lr, workload.weight_decay)
+        self.scheduler = scheduler_of(self.optimizer, workload, steps)
 
     def epoch(self, seed):
         x, y = self.data["train"]
-        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
-        order = order.to(DEVICE)
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
         batches = order[: len(x) // self.batch_size * self.batch_size].split(self.batch_size)
         loss_sum = torch.zeros((), device=DEVICE)
         correct = torch.zeros((), dtype=torch.long, device=DEVICE)
@@ -252,11 +249,10 @@ class Trainer:
                 logits = self.model(inputs).float()
             loss = self.loss_fn(logits.flatten(0, -2), labels.flatten())
             loss.backward()
-            for optimizer in self.optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
-            for scheduler in self.schedulers:
-                scheduler.step()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            if self.scheduler:
+                self.scheduler.step()
             loss_sum += loss.detach()
             correct += (logits.argmax(-1) == labels).sum()
         return (loss_sum / len(batches)).item()
@@ -264,36 +260,24 @@ class Trainer:
     def device_memory(self):
         return torch.cuda.max_memory_allocated() if DEVICE == "cuda" else None
 
+    @torch.no_grad()
     def accuracy(self):
         x, y = self.data["test"]
         self.model.eval()
-        with torch.no_grad():
-            correct = [
-                (self.model(x).argmax(-1) == y).sum()
-                for x, y in zip(x.split(BATCH), y.split(BATCH), strict=True)
-            ]
+        pairs = zip(x.split(TEST_BATCH), y.split(TEST_BATCH), strict=True)
+        correct = [(self.model(x).argmax(-1) == y).sum() for x, y in pairs]
         return (sum(correct) / y.numel()).item()
 
 
-def optimizers(model, workload):
-    """AdamW; or Muon for all matrices except the last layer's, and AdamW for the rest, since Muon
-    accepts only matrices."""
-    parameters, decay = list(model.parameters()), workload.weight_decay
-    if workload.optimizer == "adamw":
-        return [torch.optim.AdamW(groups(parameters, decay), workload.lr, fused=True)]
-    matrices = [p for p in parameters[:-2] if p.ndim == 2]
-    rest = [p for p in parameters if not any(p is matrix for matrix in matrices)]
-    muon = torch.optim.Muon(matrices, workload.lr, weight_decay=decay)
-    return [muon, torch.optim.AdamW(groups(rest, decay), workload.adamw_lr, fused=True)]
+trainer = Trainer
 
 
-def groups(parameters, weight_decay):
+def adamw(model, lr, weight_decay):
     """Weights decay; biases and scales, which have one axis, do not."""
-    weights, others = (
-        [p for p in parameters if (p.ndim > 1) == decays] for decays in (True, False)
-    )
-    decays = {"params": weights, "weight_decay": weight_decay}
-    return [decays, {"params": others, "weight_decay": 0.0}]
+    parameters = list(model.parameters())
+    weights = {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay}
+    others = {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0}
+    return torch.optim.AdamW([weights, others], lr, fused=True)
 
 
 def scheduler_of(optimizer, workload, steps):
@@ -307,5 +291,55 @@ def scheduler_of(optimizer, workload, steps):
     return multiplier and torch.optim.lr_scheduler.LambdaLR(optimizer, multiplier)
 
 
-def trainer(workload, data, variant):
-    return Trainer(workload, data, variant)
+# Generated text.
+
+
+class Step(nn.Module):
+    """Logits of the next token from one token, (1, 1), at a position, (1,); it writes the cache."""
+
+    def __init__(self, model, length, dim, depth, heads):
+        super().__init__()
+        self.model = model
+        self.register_buffer("places", torch.arange(length))
+        self.register_buffer("cache", torch.zeros(depth, 2, 1, heads, length, dim // heads))
+
+    def forward(self, token, position):
+        model, mask = self.model, (self.places <= position)[None, None, None]
+        x = model.tokens(token) + model.positions(position)
+        for block, (keys, values) in zip(model.blocks, self.cache, strict=True):
+
+            def write(k, v, keys=keys, values=values):
+                return keys.index_copy_(2, position, k), values.index_copy_(2, position, v)
+
+            x = block(x, write, attn_mask=mask)
+        return model.head(model.norm(x))[:, -1]
+
+
+class Writer:
+    """Writes text, token by token."""
+
+    def __init__(self, workload, variant):
+        torch.manual_seed(0)
+        if "one_thread" in variant:  # two threads may wait for each other longer than they work
+            torch.set_num_threads(1)
+        model = GPT(workload.shape, workload.classes, **workload.args).eval()
+        self.step = Step(model, workload.shape[0], **workload.args)
+        if "compile" in variant:
+            self.step = torch.compile(self.step)
+
+    @torch.inference_mode()
+    def write(self, prompt, count, temperature, top_k):
+        """`count` tokens; the prompt is read token by token, as it has only one."""
+        tokens = list(prompt)
+        for position in range(len(prompt) + count - 1):
+            token = torch.tensor([[tokens[position]]])
+            logits = self.step(token, torch.tensor([position]))
+            if position + 1 < len(tokens):
+                continue
+            logits, ids = (logits / temperature).topk(top_k)
+            chosen = torch.multinomial(F.softmax(logits, dim=-1), 1)
+            tokens.append(ids[0, chosen[0, 0]].item())
+        return tokens[len(prompt) :]
+
+
+writer = Writer

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.__main__ import LIMITS, arguments, rows_of, run
-from benchmarks.gpu.page import page
-from benchmarks.gpu.speed import row_of
+from benchmarks.gpu import LIMITS, arguments, page, rows_in, run
+from benchmarks.gpu_parts import row_of
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = {  # some of the keys of the last row of each part
     "device": {"device", "versions"},
-    "airbench": {"seconds_per_epoch", "images_per_second", "waiting"},
+    "airbench": {"seconds", "examples_per_second", "waiting"},
     "gpt2": {"tokens_per_second", "steps"},
     "resume": {"flags", "resumed"},
     "start": {"start", "seconds"},
@@ -58,7 +57,7 @@ def test_the_results_of_all_parts_are_not_replaced_by_those_of_one(monkeypatch, 
     monkeypatch.setattr(sys, "argv", ["gpu", "--only", "device"])
     with pytest.raises(SystemExit):
         arguments()
-    assert "name a folder with --out" in capsys.readouterr().err
+    assert "add --out FOLDER" in capsys.readouterr().err
 
 
 def test_a_part_that_fails_or_takes_too_long_is_reported(monkeypatch):
@@ -79,7 +78,7 @@ def test_a_part_that_fails_or_takes_too_long_is_reported(monkeypatch):
 def test_what_a_part_printed_before_it_was_killed_counts(tmp_path):
     with open(tmp_path / "out", "w+") as file:
         file.write('{"a": 1}\nXLA says something\n{"a": 2}\n{"a": ')
-        assert rows_of(file) == [{"a": 1}, {"a": 2}]
+        assert rows_in(file) == [{"a": 1}, {"a": 2}]
 
 
 def test_the_last_row_of_each_form_counts():

@@ -1,4 +1,4 @@
-"""The recipes of the other frameworks, and that Optax takes the same steps with them as ours."""
+"""The recipe of the other frameworks, and that Optax takes the same steps with it as ours."""
 
 import json
 
@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.peers.by_optax import optimizer_of
-from benchmarks.recipes import RECIPES, recipe_of
-from benchmarks.workloads import Workload
-from training.optimizers import adamw, muon
+from benchmarks.harness import ROOT
+from benchmarks.peers.optax import optimizer_of
+from benchmarks.time_to_accuracy import LIMIT, RECIPE, logged_accuracies, reached_by, recipe_of
+from benchmarks.workloads import Workload, from_json
+from training.optimizers import adamw
 from training.schedules import warmup_linear
 from training.transforms import scheduled
-from utils import UserError
 
 SHAPES = {
     "depthwise": {"weight": (3, 3, 1, 8)},
@@ -25,16 +25,9 @@ SHAPES = {
 STEPS = 4
 
 
-@pytest.mark.torture
-@pytest.mark.parametrize("suffix", RECIPES)
-def test_optax_takes_the_same_steps_as_our_optimizers(suffix):
-    workload = Workload(**recipe_of(RECIPES[suffix])["workload"])._replace(epochs=1, warmup=0.25)
-    rate, decay = workload.lr, workload.weight_decay
-    if workload.optimizer == "adamw":
-        ours = adamw(rate, weight_decay=decay)
-    else:
-        others = {"adamw_lr": workload.adamw_lr, "by_adamw": "head/classes/.*"}
-        ours = muon(rate, weight_decay=decay, **others)
+def test_optax_takes_the_same_steps_as_our_optimizer():
+    workload = recipe_of(RECIPE)._replace(epochs=1, warmup=0.25)
+    ours = adamw(workload.lr, weight_decay=workload.weight_decay)
     ours = descent(scheduled(ours, warmup_linear(1, steps=STEPS)))
     theirs = descent(optimizer_of(workload, STEPS * workload.batch_size, decayed))
     leaves = zip(jax.tree_util.tree_leaves_with_path(ours), jax.tree.leaves(theirs), strict=True)
@@ -66,8 +59,29 @@ def random_tree(seed):
 
 
 def test_a_setting_that_the_recipe_cannot_express_is_an_error(tmp_path):
-    config = json.loads(RECIPES[""].read_text())
-    for change in ({"augment": ["random_affine"]}, {"optimizer": {"name": "lion"}}):
+    config = json.loads((ROOT / RECIPE).read_text())
+    changes = [{"augment": ["random_affine"]}, {"training": {"epochs": 3, "ema": 0.9}}]
+    changes += [{"preprocess": ["standardize", config["preprocess"][1]]}]
+    changes += [{"optimizer": {"name": "muon", "args": {"lr": 0.1}}}]
+    for change in changes:
         (tmp_path / "config.json").write_text(json.dumps(config | change))
-        with pytest.raises(UserError, match=f"{next(iter(change))}.*other frameworks"):
+        with pytest.raises(ValueError, match="does not express"):
             recipe_of(tmp_path / "config.json")
+
+
+def test_a_recipe_is_the_same_after_it_was_sent_to_another_process():
+    workload = recipe_of(RECIPE)
+    assert (workload.shape, workload.epochs, workload.lr) == ((28, 28, 1), 4, 0.02)
+    received = from_json(json.loads(json.dumps(workload._asdict())))
+    assert received == workload._replace(args=received.args) and isinstance(received, Workload)
+    assert received.args["dims"] == (32, 64)
+
+
+def test_the_seconds_are_those_at_which_a_level_was_first_reached():
+    lines = [(0.5, "Epoch 1 [train] accuracy @ 0.9999")]
+    lines += [(0.5, "Epoch 1 [test] loss @ 0.1, accuracy @ 0.9600")]
+    accuracies = ((1.5, 0.985), (2.5, 0.97), (3.5, 0.99))
+    lines += [(seconds, f"Epoch 2 [test] accuracy @ {a}") for seconds, a in accuracies]
+    assert reached_by(logged_accuracies(lines)) == {0.97: 1.5, 0.98: 1.5, 0.99: 3.5}
+    late = [(LIMIT + 1, line) for _, line in lines]
+    assert set(reached_by(logged_accuracies(late)).values()) == {float("inf")}

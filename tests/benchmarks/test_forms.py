@@ -1,53 +1,59 @@
-"""The sweep over random shapes: what it draws, that it continues, and what it reports."""
+"""The forms of layers: what the sweep draws, that it continues, and what it reports."""
 
 import json
 
 import pytest
 
-from benchmarks import regret
-from benchmarks.form_shapes import KINDS, Layer, layer_of
+from benchmarks import forms
+from benchmarks.form_shapes import DRAWS, Layer, fixed_layers, layer_norm, layer_of
 from model.layers.conv_forms import banded_rows, shifted
 
 
 def layer(chosen="a", kind="linear"):
-    return Layer("2x3", [(2, 3)], {"a": None, "b": None}, chosen, kind=kind)
+    return Layer(kind, "2x3", [(2, 3)], {"a": None, "b": None}, chosen)
 
 
 def test_a_seed_draws_the_same_layers_of_every_kind():
     layers = [layer_of(0, i) for i in range(120)]
-    assert {layer.kind for layer in layers} == set(KINDS)
+    assert {layer.kind for layer in layers} == set(DRAWS)
     assert [layer.shapes for layer in layers] == [layer_of(0, i).shapes for i in range(120)]
     assert [layer.shapes for layer in layers] != [layer_of(1, i).shapes for i in range(120)]
-    assert all(layer.chosen in layer.functions for layer in layers)
+    assert all(layer.chosen in layer.functions for layer in [*layers, *fixed_layers()])
+
+
+def test_the_table_has_a_row_for_each_form_and_names_the_chosen_one():
+    *_, sums, products = forms.table_of([layer_norm((64, 8))], 1).splitlines()
+    assert sums.startswith("| layer norm | 64x8 | sums |") and sums.endswith("| 1 (1 - 1) | yes |")
+    assert products.endswith("|  |")
 
 
 def test_an_interrupted_sweep_continues_after_the_last_whole_line(tmp_path, monkeypatch):
     file, measured = tmp_path / "rows.jsonl", []
     row = {"seed": 0, "layer": "linear", "shape": "2x3"}
-    lines = [json.dumps(row | {"number": 1, "seconds": {"a": 2.0, "b": 1.0}})]
-    lines += [json.dumps(row | {"seed": 7, "number": 3, "seconds": {"a": 5.0}})]  # another sweep
-    file.write_text("\n".join(lines) + '\n{"seed": 0, "number": 3, "seconds": {"a"')
+    lines = [json.dumps(row | {"number": 0, "seconds": {"a": 2.0, "b": 1.0}})]
+    lines += [json.dumps(row | {"seed": 7, "number": 1, "seconds": {"a": 5.0}})]  # another sweep
+    file.write_text("\n".join(lines) + '\n{"seed": 0, "number": 1, "seconds": {"a"')
 
-    def times(layer):
+    def times_of(layer):
         measured.append(layer)
-        return {"a": [3.0, 1.0], "b": [4.0, 2.0]}
+        return {"a": 1.0, "b": 2.0}
 
-    monkeypatch.setattr(regret, "layer_of", lambda seed, number: layer())
-    monkeypatch.setattr(regret, "times", times)
-    results = regret.sweep(5, 0, None, "b", file)
+    monkeypatch.setattr(forms, "layer_of", lambda seed, number: layer())
+    monkeypatch.setattr(forms, "times_of", times_of)
+    results = forms.sweep(2, 0, None, file)
     assert {n: seconds for n, (_, seconds) in results.items()} == {
-        1: {"a": 2.0, "b": 1.0},
-        3: {"a": 1.0, "b": 2.0},
+        0: {"a": 2.0, "b": 1.0},
+        1: {"a": 1.0, "b": 2.0},
     }
     assert len(measured) == 1
-    regret.sweep(5, 0, None, "b", file)  # the line after the cut one was written is whole
+    forms.sweep(2, 0, None, file)  # the line after the cut one was written is whole
     assert len(measured) == 1
 
 
 def test_the_regret_is_the_time_of_the_chosen_form_over_the_best():
     results = {i: (layer(), {"a": seconds, "b": 2.0}) for i, seconds in enumerate([1.0, 2.0, 3.0])}
     results[3] = (layer("b", "softmax"), {"a": 1.0, "b": 7.0})
-    lines = regret.report(results).splitlines()
+    lines = forms.report(results).splitlines()
     cells = {line.split(" | ")[0].strip("| "): line.strip("| ").split(" | ") for line in lines[:5]}
     assert cells["linear"][1:] == ["3", "1.00", "1.45", "1.50"]
     assert cells["softmax"][1:] == ["1", "7.00", "7.00", "7.00"]
@@ -58,6 +64,7 @@ def test_the_regret_is_the_time_of_the_chosen_form_over_the_best():
 def test_forms_that_differ_are_not_compared():
     geometry = ((1, 1), ((1, 1), (1, 1)), (1, 1))
     wrong = Layer(
+        "depthwise convolution",
         "",
         [(1, 4, 4, 2), (3, 3, 1, 2)],
         {
@@ -67,4 +74,4 @@ def test_forms_that_differ_are_not_compared():
         "shifted",
     )
     with pytest.raises(AssertionError, match="rows is off by"):
-        regret.times(wrong)
+        forms.times_of(wrong)

@@ -1,0 +1,94 @@
+"""Workers and turns, on which all comparisons depend, and the file of the results."""
+
+import shutil
+import sys
+import time
+
+import pytest
+
+from benchmarks import results
+from benchmarks.harness import Run, Worker, WorkerError, in_process, take_turns
+
+
+def test_every_second_round_goes_in_reverse_and_the_first_is_not_counted():
+    calls = []
+    forms = {name: lambda name=name: calls.append(name) or len(calls) for name in "ab"}
+    assert take_turns(forms, 2) == {"a": [4, 5], "b": [3, 6]}
+    assert "".join(calls) == "abbaab"
+
+
+def test_a_worker_calls_methods_and_what_it_prints_does_not_matter():
+    worker = Worker("collections:Counter", "abba")
+    assert worker.made == {"a": 2, "b": 2}
+    assert worker.call("total") == 4
+    worker.close()
+    assert worker.process.returncode == 0
+    assert in_process("builtins:print", "something") is None
+    assert in_process("operator:add", [1], [2.5]) == [1, 2.5]
+
+
+def test_an_error_in_a_worker_is_raised_with_its_message():
+    with pytest.raises(WorkerError, match="ModuleNotFoundError: No module named 'absent'"):
+        Worker("absent:function")
+    worker = Worker("collections:Counter", "ab")
+    with pytest.raises(WorkerError, match="pop expected"):
+        worker.call("pop")
+
+
+def test_a_worker_that_hangs_is_killed():
+    start = time.perf_counter()
+    with pytest.raises(WorkerError, match="exit code -9"):
+        Worker("time:sleep", 300, timeout=1)
+    assert time.perf_counter() - start < 60
+
+
+def test_huge_pages_are_those_of_the_worker_alone(monkeypatch):
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+    seen = [in_process("os:getenv", "GLIBC_TUNABLES", huge_pages=huge) for huge in (True, False)]
+    assert seen == ["glibc.malloc.hugetlb=1", None]
+
+
+def test_a_section_of_the_results_is_replaced_where_it_is(tmp_path):
+    path = tmp_path / "RESULTS.md"
+    for title, table in (("a", "1"), ("b", "2"), ("a b", "3"), ("a", r"4 \1")):
+        results.write(path, title, f"## {title}\n\n{table}\n")
+    text = path.read_text(encoding="utf-8")
+    assert text.endswith("\n\n## a\n\n4 \\1\n\n## b\n\n2\n\n## a b\n\n3\n")
+
+
+def test_the_command_of_a_section_has_the_options_that_change_what_is_measured(monkeypatch):
+    words = ["forms", "--sweep", "--seed", "2", "--rounds", "1", "--peers", "b", "--out", "x"]
+    monkeypatch.setattr(sys, "argv", words)
+    args = results.arguments("forms", "", sweep=False, seed=0, rounds=7, peers=["a", "b"])
+    assert args.command == "python -m benchmarks.forms --sweep --seed 2"
+    assert args.peers == ["b"] and args.rounds == 1
+    monkeypatch.setattr(sys, "argv", ["forms", "--peers", "c"])
+    with pytest.raises(SystemExit):
+        results.arguments("forms", "", peers=["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("value", "cells"),
+    [
+        (None, ["at most 2", "-", "not measured"]),
+        (2.0, ["at most 2", "2", "yes"]),
+        (3.0, ["at most 2", "3", "**no**"]),
+        (float("nan"), ["at most 2", "nan", "**no**"]),
+    ],
+)
+def test_a_target_is_reached_only_by_a_measurement_within_it(value, cells):
+    assert results.target_cells(value, 2) == cells
+
+
+@pytest.mark.slow
+def test_a_run_is_timed_killed_and_read(tmp_path):
+    small = ["data=digits", "data.args.train_size=64", "data.args.test_size=16", "callbacks=[]"]
+    small += ["model=mlp", "model.args.dims=[4]", "loader.batch_size=32", "logging.every_steps=1"]
+    run = Run(tmp_path, "config.json", *small, "training.epochs=2", cache=tmp_path / "cache")
+    assert run.seconds_to("Epoch 1 [1/2") > 0 and not any(run.folder.rglob("finished.json"))
+    shutil.rmtree(run.folder)
+    assert run.finish() > 0
+    assert [row["epoch"] for row in run.rows("seconds")] == [1, 2]
+    assert run.checkpoint().name == "checkpoint-epoch_2.params"
+    with pytest.raises(RuntimeError, match=r"(?s)exit code 2.*no model 'absent'"):
+        Run(tmp_path, "config.json", "model=absent").finish()
