@@ -251,7 +251,7 @@ def assemble(
     reader, rates = recipe.reader(trainer), LearningRates(recipe.rates, trainer)
     own_folder = Path(folder) if folder and is_first() else None  # in the process that writes
     log = metric_log(recipe, own_folder, record, checkpoint)
-    keeper = Keeper(folder, recipe.checkpoint, record, probe) if folder else None
+    keeper = Keeper(folder, recipe.checkpoint, record, probe, checkpoint) if folder else None
     view = View(
         run, recipe, lambda: rates(run.step),
         sets=sets, folder=own_folder, config=record["config"], publish=log.publish,
