@@ -291,12 +291,13 @@ class Trainer:
     def evaluate(
         self, name, count=NO_LIMIT, stopped=bool, weights=None, epoch=0, step=0, limit=None
     ):
-        """The Sums of a whole set, or of its first `limit` batches, by each replica, with `weights`
-        (of each lane) or the current weights, which were trained for so many steps; None if
-        `stopped` returns True between two calls of `count` batches. The randomness of a batch
-        depends on the set, the epoch and the batch alone."""
+        """The Sums of a whole set, or of its first `limit` batches, by each replica; None if
+        `stopped` returns True between two calls of `count` batches. `weights` are the (params,
+        state) of each, or the current ones, and were trained for `step` steps. The randomness of a
+        batch depends on the set, the epoch and the batch alone."""
         left = NO_LIMIT if limit is None else limit
-        consts, unread, taken = self.at(epoch, step, weights or self.weights()), None, 1
+        lanes = self.replicas.stack(weights) if weights else self.weights()
+        consts, unread, taken = self.at(epoch, step, lanes), None, 1
         self.feeds[name].begin(epoch=1)
         carries = [self.no_examples() for _ in range(self.replicas.lanes)]
         sums = self.evaluation_sums(name)

@@ -176,8 +176,8 @@ def evaluate(
     with closing(Trainer(recipe, sets)) as trainer:
         reported_names(recipe, trainer.values["test"])
         check_weights(trainer.weight_specs, (params, state))
-        weights = trainer.replicas.stack([trainer.put_weights((params, state))])
-        sums = trainer.evaluate("test", weights=weights, step=step or 0)
+        weights = trainer.put_weights((params, state))
+        sums = trainer.evaluate("test", weights=[weights], step=step or 0)
         values = recipe.reader().values("test", sums)
     return {name.removeprefix("test_"): value for name, value in values.items()}
 

@@ -479,8 +479,7 @@ class Loop:
         try:
             if run.untested:
                 logger.info("Testing %s", run.weights_from)
-            weights = trees and self.trainer.replicas.stack(trees)
-            values = self.evaluate(names, weights, row["step"], limited=False)
+            values = self.evaluate(names, trees, row["step"], limited=False)
         finally:
             run.epoch, run.untested = before[0], run.untested and values is None
             if values is None:

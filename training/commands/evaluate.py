@@ -214,7 +214,7 @@ class CheckpointEvaluation:
             if probe_of(arrays):
                 fix = "use the code with which it was trained"
                 check_meaning(checkpoint.path, probe_of(arrays), self.probe(*tree, number), fix)
-        weights = self.trainer.replicas.stack([self.trainer.put_weights(tree) for tree in trees])
+        weights = [self.trainer.put_weights(tree) for tree in trees]
         metrics = {}
         for each in self.sets:
             when = {"epoch": record["epoch"], "step": record["step"]}
