@@ -181,7 +181,7 @@ def open_at(named, run_name):
     folder = run_folder_of(named)
     if Path(named) == folder:
         return open_run(folder)
-    name = storage.name_of(named)
+    name = Path(named).stem
     is_newest = name == [None, *storage.checkpoints(folder)][-1]
     own_name = read_json(folder / "config.json").get("run_name")
     if is_newest and (not run_name or run_name in (own_name, folder.name)):

@@ -106,17 +106,12 @@ def check_format(name, processes=None):
 # Names.
 
 
-def name_of(path):
-    """The name of the checkpoint in a file."""
-    return Path(path).stem
-
-
 def files(folder):
     """{name: its file} of all checkpoints. A process that was killed after a change of format may
     have left one in both formats; then either file serves."""
     matches = [FILE.fullmatch(path.name) for path in sorted(Path(folder).glob("*checkpoint-*"))]
     paths = [Path(folder) / (match[3] or match[0]) for match in matches if match]
-    return {name_of(path): path for path in paths}
+    return {path.stem: path for path in paths}
 
 
 def file_of(folder, name):
@@ -262,7 +257,7 @@ def chosen_checkpoint(path, best=False):
     if file != Path(path).expanduser():
         name, why = best_in(file.parent)
         which = f" (the newest; --best takes {name}, {why})" if name else " (the newest)"
-        if name == name_of(file):
+        if name == file.stem:
             which = f" (the best: {why})"
     echo(f"Checkpoint: {file}{which}", file=sys.stderr)
     return file

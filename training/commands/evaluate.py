@@ -44,7 +44,7 @@ def evaluate(parts, named, best=False):
     """Evaluate one checkpoint on the held-out sets; print the metrics as JSON, and write them into
     the run's folder."""
     folder = run_folder_of(named, "--evaluate")
-    name = storage.name_of(storage.chosen_checkpoint(named, best))
+    name = storage.chosen_checkpoint(named, best).stem
     parts = with_statistics_of(folder, parts)
     config = json.loads(json.dumps(parts.config, default=plain))
     overrides = changed(read_json(folder / "config.json"), config)
