@@ -114,8 +114,8 @@ def write_trials(sweep, program, trials, first):
         write_json(folder / "config.json", config | {"$schema": schema})
         if index not in failed:
             place = index, len(trials)
-            kept, own = records_of(*place, records, lengths[index], first.checkpoint)
-            own_records[index] = {name: record | {"config": config} for name, record in own.items()}
+            how = config, lengths[index], first.checkpoint
+            kept, own_records[index] = records_of(*place, records, *how)
             finished = read_json(program / FINISHED)
             metrics = own_values(finished["metrics"], *place)
             best = best_of(kept, records, first.checkpoint.monitor)
@@ -160,17 +160,18 @@ def write_rows(program, folders, failed, records):
     return lengths
 
 
-def records_of(index, count, records, lengths, options):
+def records_of(index, count, records, config, lengths, options):
     """(the last and the best checkpoints of a trial, as its own run would have kept them; {name:
     what is different in their records})"""
     kept, own, last = Kept(), {}, list(records.values())[-1]
+    of_trial = {"config": config, "monitor": options.monitor}
     for name, record in records.items():
         metrics = own_values(record["metrics"], index, count)
         evaluated = own_values(record["evaluated"] or {}, index, count)
         kept = kept.add(name, evaluated.get(options.monitor), options, name in last["regular"])
         at = record["lengths"]
         of_logs = {"lengths": at | {FILE: lengths[at.get(FILE, 0)]}, "metrics": metrics}
-        own[name] = of_logs | kept._asdict() | {"evaluated": evaluated, "monitor": options.monitor}
+        own[name] = of_trial | of_logs | kept._asdict() | {"evaluated": evaluated}
     return kept, {name: own[name] for name in kept.names()}
 
 
@@ -186,8 +187,6 @@ def best_of(kept, records, monitor):
 def write_checkpoints(program, folders, records, own_records):
     """Write the checkpoints of each trial, {index of a trial: {name: its own part of the record}},
     from those of the program, each of which is read once."""
-    numbers = read_json(program / "config.json")["training"]["vary"]
-    probed = not any(path.startswith("model.") for path in numbers)  # else with those of the first
     for name in records:
         keeping = [index for index, own in own_records.items() if name in own]
         if not keeping:
@@ -196,8 +195,6 @@ def write_checkpoints(program, folders, records, own_records):
         record = checkpoint.record
         memories = {k: m for k, m in record["memories"].items() if k != EachTrial.__name__}
         for index in keeping:
-            arrays = checkpoint.arrays[index]
-            arrays = {n: a for n, a in arrays.items() if probed or not n.startswith("probe/")}
             own = {"memories": memories, "seeds": [record["seeds"][index]]}
             path = folders[index] / checkpoint.path.name
-            storage.save(path, arrays, record | own | own_records[index][name])
+            storage.save(path, checkpoint.arrays[index], record | own | own_records[index][name])
