@@ -66,12 +66,15 @@ def load(path, verified=False):
 
 
 def load_one(path):
-    """({name: array}, record) of the first replica in a checkpoint, or of that of this number:
-    `checkpoint-epoch_3.params:1`. The record says which it is, as "replica"."""
+    """({name: array}, record) of the first replica in a checkpoint, or of the one of this number:
+    `checkpoint-epoch_3.params:1`. The record says which it is, as "replica"; that of another
+    program's file is empty."""
     one = ONE.fullmatch(str(path))
     file, number = (Path(one[1]), int(one[2])) if one else (path, 0)
     arrays, record = load(file)
-    own = below(arrays, str(number)) if record else {}
+    if not record:
+        return arrays, record
+    own = below(arrays, str(number))
     if one and not own:
         raise UserError(f"{file}: holds no replica {number}")
     return own or arrays, record | {"replica": number}
