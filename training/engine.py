@@ -219,11 +219,19 @@ class Trainer:
         self.copies = copies if jax.default_backend() == "cpu" else []
         return self.replicas.unstack(copies)
 
-    def restore(self, states):
-        """Continue from one TrainState per replica; their seeds decide the order of the data."""
-        self.replicas.seeds = [int(ts.seed) for ts in states]
+    @property
+    def seeds(self):
+        """The seed of each replica."""
+        return self.replicas.seeds
+
+    def restore(self, states, seeds):
+        """Continue from one TrainState per replica, with these seeds, which decide the randomness
+        and the order of the data."""
+        self.replicas.seeds = list(seeds)
         self.rate_scale = float(states[0].lr_scale)
         self.states, self.copies = [], []  # freed first, since there may be no room for both
+        own = zip(states, map(np.uint32, seeds), strict=True)
+        states = [ts._replace(seed=seed, halted=np.bool(False)) for ts, seed in own]
         self.states = self.stack_states(
             [self.plan.put(ts, self.plan.of_state(ts)) for ts in states]
         )
@@ -283,12 +291,13 @@ class Trainer:
     def evaluate(
         self, name, count=NO_LIMIT, stopped=bool, weights=None, epoch=0, step=0, limit=None
     ):
-        """The Sums of a whole set, or of its first `limit` batches, by each replica, with `weights`
-        (of each lane) or the current weights, which were trained for so many steps; None if
-        `stopped` returns True between two calls of `count` batches. The randomness of a batch
-        depends on the set, the epoch and the batch alone."""
+        """The Sums of a whole set, or of its first `limit` batches, by each replica; None if
+        `stopped` returns True between two calls of `count` batches. `weights` are the (params,
+        state) of each, or the current ones, and were trained for `step` steps. The randomness of a
+        batch depends on the set, the epoch and the batch alone."""
         left = NO_LIMIT if limit is None else limit
-        consts, unread, taken = self.at(epoch, step, weights or self.weights()), None, 1
+        lanes = self.replicas.stack(weights) if weights else self.weights()
+        consts, unread, taken = self.at(epoch, step, lanes), None, 1
         self.feeds[name].begin(epoch=1)
         carries = [self.no_examples() for _ in range(self.replicas.lanes)]
         sums = self.evaluation_sums(name)
@@ -404,7 +413,7 @@ class Replicas:
 
     def __init__(self, seeds, plan, pool=None, stacked=None):
         stacked = jax.default_backend() != "cpu" if stacked is None else stacked
-        self.seeds, self.plan, self.pool = seeds, plan, pool
+        self.seeds, self.plan, self.pool = list(seeds), plan, pool
         self.stacked = stacked and len(seeds) > 1
         self.lanes_plan = plan._replace(stacked=self.stacked)
 

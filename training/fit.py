@@ -176,8 +176,8 @@ def evaluate(
     with closing(Trainer(recipe, sets)) as trainer:
         reported_names(recipe, trainer.values["test"])
         check_weights(trainer.weight_specs, (params, state))
-        weights = trainer.replicas.stack([trainer.put_weights((params, state))])
-        sums = trainer.evaluate("test", weights=weights, step=step or 0)
+        weights = trainer.put_weights((params, state))
+        sums = trainer.evaluate("test", weights=[weights], step=step or 0)
         values = recipe.reader().values("test", sums)
     return {name.removeprefix("test_"): value for name, value in values.items()}
 
@@ -251,7 +251,7 @@ def assemble(
     reader, rates = recipe.reader(trainer), LearningRates(recipe.rates, trainer)
     own_folder = Path(folder) if folder and is_first() else None  # in the process that writes
     log = metric_log(recipe, own_folder, record, checkpoint)
-    keeper = Keeper(folder, recipe.checkpoint, record, probe) if folder else None
+    keeper = Keeper(folder, recipe.checkpoint, record, probe, checkpoint) if folder else None
     view = View(
         run, recipe, lambda: rates(run.step),
         sets=sets, folder=own_folder, config=record["config"], publish=log.publish,

@@ -107,7 +107,7 @@ class Loop:
             first = self.ask("on_start")
             self.apply(first)
             if start and start.checkpoint:
-                remember(self.observers, start.record["memories"], start.checkpoint.paths[0])
+                remember(self.observers, start.record["memories"], start.checkpoint.path)
             save = first.save
             if start is None or start.before_first_row:
                 save = most(save, self.evaluate_initial_params())
@@ -488,8 +488,7 @@ class Loop:
         try:
             if run.untested:
                 logger.info("Testing %s", run.weights_from)
-            weights = trees and self.trainer.replicas.stack(trees)
-            values = self.evaluate(names, weights, row["step"], limited=False)
+            values = self.evaluate(names, trees, row["step"], limited=False)
         finally:
             run.epoch, run.untested = before[0], run.untested and values is None
             if values is None:
@@ -535,8 +534,8 @@ class Loop:
     def go_to(self, point):
         """Continue from a Point."""
         self.in_flight.clear()
-        self.trainer.restore(point.states)
         record = point.record
+        self.trainer.restore(point.states, record["seeds"])
         self.elapsed = record["elapsed"]
         self.todo, self.open_at = Boundary(), None
         self.run.go_to(point)
@@ -550,6 +549,7 @@ class Loop:
         run = self.run
         record = run.record(self.clock.elapsed()) | {"seconds": self.clock.spent()}
         record |= {"memories": memories(self.observers), "lr_scales": self.scales}
+        record |= {"seeds": self.trainer.seeds}
         record |= {"todo": list(self.todo), "open": self.open_at}
         return Snapshot(self.trainer.snapshot(), record, run.sums.trees() if run.position else None)
 

@@ -4,7 +4,6 @@ and fails."""
 import logging
 
 import jax
-import numpy as np
 
 from training.checkpoint.resume import cut_back, point_of
 from training.devices.placing import fetched
@@ -70,7 +69,7 @@ class Divergence:
         if reply := self.rollback():
             return reply
         self.bad, self.batch = bad, (run.epoch, run.position + bad.step - run.step)
-        if len(self.trainer.replicas.seeds) > 1 or bad.step == 0:
+        if len(self.trainer.seeds) > 1 or bad.step == 0:
             # There is no step that all replicas have in common, or nothing was trained.
             if self.keeper:
                 self.keeper.wait()
@@ -115,10 +114,7 @@ class Divergence:
         count = self.memory["rollbacks"] + 1
         point = point_of(checkpoint, self.trainer, self.keeper.folder)
         # The number is odd, so that no count gives the same seed twice.
-        seeds = [(int(ts.seed) + 2654435769 * count) % 2**32 for ts in point.states]
-        states = [
-            ts._replace(seed=np.uint32(seed)) for ts, seed in zip(point.states, seeds, strict=True)
-        ]
+        seeds = [(seed + 2654435769 * count) % 2**32 for seed in point.record["seeds"]]
         if is_first():
             lengths = checkpoint.record["lengths"]
             cut_back(self.keeper.folder, lengths, [metric_log.FILE])
@@ -129,14 +125,14 @@ class Divergence:
             self.what, checkpoint.name, shown, count, self.options.rollbacks,
         )  # fmt: skip
         memories = point.record["memories"] | {type(self).__name__: {"rollbacks": count}}
-        return point._replace(states=states, record=point.record | {"memories": memories})
+        self.keeper.continue_from(checkpoint)
+        return point._replace(record=point.record | {"memories": memories, "seeds": seeds})
 
     def point_before(self, run):
         """The Point before the bad step, which left the state unchanged."""
         epoch, position = self.batch
-        [ts] = self.trainer.replica_states()
-        states = [ts._replace(halted=np.bool(False))]
         record = {
+            "seeds": self.trainer.seeds,
             "step": self.bad.step,
             "position": position,
             "lined": run.line_position,
@@ -145,7 +141,7 @@ class Divergence:
             "metrics": run.metrics,
             "stopped": False,
         }
-        return Point(states, record, run.history)
+        return Point(self.trainer.replica_states(), record, run.history)
 
     def on_end(self, run):
         """The last finite state is saved; now the run fails."""

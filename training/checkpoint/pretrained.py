@@ -255,7 +255,7 @@ def load_weights(path):
     if path.is_dir() and path.suffix != storage.SUFFIXES["orbax"]:
         path = weights_in(path)
     if not path.name.endswith(INDEX):
-        return storage.load(path)
+        return storage.load_one(path)
     names = read_json(path).get("weight_map")
     files = set(names.values()) if isinstance(names, dict) else {None}
     if not all(
@@ -275,7 +275,7 @@ def load_weights(path):
 def weights_in(folder):
     """The file of the weights in a folder as HuggingFace's libraries write it."""
     if present := storage.checkpoints(folder):
-        file = list(present.values())[-1][0]
+        file = list(present.values())[-1]
         raise UserError(
             f"{folder}: is a run's folder; name one of its checkpoints, such as the newest, {file}"
         )

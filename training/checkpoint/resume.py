@@ -12,10 +12,6 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
-import numpy as np
-
-from training.base import with_frozen
 from training.checkpoint import storage
 from training.checkpoint.keeper import LOGS
 from training.checkpoint.pretrained import check_frozen
@@ -31,6 +27,7 @@ from training.processes import (
     several,
     together,
 )
+from training.rows import below
 from training.watching import metric_log
 from utils import WINDOWS, RunError, UserError, cut, first_line, quoted, relative_path
 from utils.files import check_links, inside, locked, read_json
@@ -91,12 +88,12 @@ class OpenedRun(NamedTuple):
         """This run, to be continued although a callback stopped it, or model/ has changed."""
         if self.checkpoint is None:
             return self
-        records = [record | {"stopped": False} for record in self.checkpoint.records]
+        record = self.checkpoint.record | {"stopped": False}
         arrays = [
             {name: array for name, array in each.items() if not name.startswith("probe/")}
             for each in self.checkpoint.arrays
         ]
-        return self._replace(checkpoint=self.checkpoint._replace(arrays=arrays, records=records))
+        return self._replace(checkpoint=self.checkpoint._replace(arrays=arrays, record=record))
 
 
 def is_run(folder):
@@ -135,7 +132,7 @@ def run_folder_of(named, option="--resume"):
     folder = named.parent if named.name.startswith("checkpoint-") else named
     if not named.exists():
         if folder != named and (present := storage.checkpoints(folder)):
-            files = ", ".join(path.name for paths in present.values() for path in paths)
+            files = ", ".join(path.name for path in present.values())
             raise UserError(f"{option} {named}: there is no such checkpoint; {folder} has {files}")
         auto = ", or use --resume auto" if option == "--resume" else ""
         raise UserError(
@@ -184,7 +181,7 @@ def open_at(named, run_name):
     folder = run_folder_of(named)
     if Path(named) == folder:
         return open_run(folder)
-    name = storage.name_of(named)
+    name = Path(named).stem
     is_newest = name == [None, *storage.checkpoints(folder)][-1]
     own_name = read_json(folder / "config.json").get("run_name")
     if is_newest and (not run_name or run_name in (own_name, folder.name)):
@@ -222,7 +219,7 @@ def branched(opened, run_name, record):
         folder = new_folder(parent.parent, parent.name, run_name)
         try:
             logs = [former / log for log in LOGS if inside(former, log).exists()]
-            for path in [*logs, *storage.files(former, opened.checkpoint.name)]:
+            for path in [*logs, opened.checkpoint.path]:
                 copy = shutil.copytree if path.is_dir() else shutil.copyfile
                 copy(path, folder / path.name)
         except (OSError, shutil.Error) as error:
@@ -412,7 +409,7 @@ def set_aside(folder):
         return None  # nothing is lost if train.log is appended to
     former = next(path for n in count(1) if not (path := folder / f"former_{n}").exists())
     former.mkdir()
-    others = [path for paths in storage.all_files(folder).values() for path in paths]
+    others = [*storage.files(folder).values()]
     others += [folder / log for log in LOGS if log != values.name and (folder / log).exists()]
     # The values come last: without them, nothing more would be moved if this was interrupted.
     for path in [*others, values]:
@@ -427,13 +424,9 @@ def point_of(checkpoint, trainer, folder):
     """The Point of a checkpoint in the folder of a run. Its seeds are those of the checkpoint,
     which a rollback may have changed, or new ones if the config has changed (--override)."""
     record = checkpoint.record
-    now = jax.eval_shape(lambda ts: ts, trainer.replica_states()[0])
-    trees = check_fits(checkpoint, now, len(trainer.replicas.seeds))
-    for tree, ts in zip(trees, trainer.replica_states(), strict=True):
-        tree |= {"halted": np.bool(False), "state": with_frozen(tree["state"], ts.state)}
+    states = check_fits(checkpoint, trainer.replica_states())
     if has_other_seeds(trainer.recipe, record["config"]):
-        for tree, seed in zip(trees, trainer.recipe.seeds, strict=True):
-            tree["seed"] = np.uint32(seed)
+        record = record | {"seeds": list(trainer.recipe.seeds)}
     sums, line_continues = sums_so_far(checkpoint, trainer)
     if not line_continues:
         record = record | {"lined": record["position"]}
@@ -442,7 +435,6 @@ def point_of(checkpoint, trainer, folder):
         rows = metric_log.epoch_rows(folder, length) if is_first() else []
     history = [row for row in rows if row["epoch"] <= checkpoint.completed]
     fresh = not record["step"] and not length
-    states = [now._replace(**tree) for tree in trees]
     return Point(states, record, history, checkpoint, fresh, sums)
 
 
@@ -452,16 +444,11 @@ def sums_so_far(checkpoint, trainer):
     sums = trainer.training_sums()
     if not checkpoint.record["position"]:
         return sums, True
-    stored = [
-        {name.removeprefix("sums/"): a for name, a in arrays.items() if name.startswith("sums/")}
-        for arrays in checkpoint.arrays
-    ]
-    taken = [sums.take(replica, arrays) for replica, arrays in enumerate(stored)]
-    of_epochs, of_lines = zip(*taken, strict=True)
-    if not all(of_epochs):
+    epoch_continues, line_continues = sums.take([below(a, "sums") for a in checkpoint.arrays])
+    if not epoch_continues:
         effect = "those of this epoch cover only the rest of it"
         logger.warning("The metrics have changed since the checkpoint: %s", effect)
-    return sums, all(of_lines)
+    return sums, line_continues
 
 
 def has_other_seeds(recipe, config):
@@ -485,4 +472,4 @@ def check_unchanged(trainer, probe, pretrained, checkpoint):
         if stored := probe_of(checkpoint.arrays[0]):
             now = outputs(*weights_of(checkpoint, *ts.evaluated())[0])
             fix = "add --override to continue with the model as it is now"
-            check_meaning(checkpoint.paths[0], stored, now, fix)
+            check_meaning(checkpoint.path, stored, now, fix)

@@ -44,7 +44,7 @@ def evaluate(parts, named, best=False):
     """Evaluate one checkpoint on the held-out sets; print the metrics as JSON, and write them into
     the run's folder."""
     folder = run_folder_of(named, "--evaluate")
-    name = storage.name_of(storage.chosen_checkpoint(named, best))
+    name = storage.chosen_checkpoint(named, best).stem
     parts = with_statistics_of(folder, parts)
     config = json.loads(json.dumps(parts.config, default=plain))
     overrides = changed(read_json(folder / "config.json"), config)
@@ -137,7 +137,7 @@ class Best:
             self.warned, known = True, ", ".join(metrics) or "nothing"
             logger.warning("checkpoint.monitor: %s is not measured here (%s is)", monitor, known)
         # Without files, it was deleted before it was protected.
-        elif monitor in metrics and storage.files(self.folder, name):
+        elif monitor in metrics and name in storage.files(self.folder):
             self.kept = self.kept.add(name, metrics[monitor], self.options, regular=False)
         return {"best": bool(self.kept.best) and self.kept.best[0][0] == name}
 
@@ -145,7 +145,7 @@ class Best:
         """Print the best checkpoints."""
         for name, value in self.kept.best:
             monitor = self.options.monitor
-            path = next(iter(storage.files(self.folder, name)), self.folder / name)
+            path = storage.file_of(self.folder, name)
             echo(f"Best by {monitor}: {path} ({value:.4f})", file=sys.stderr)
 
 
@@ -203,19 +203,18 @@ class CheckpointEvaluation:
     def row(self, folder, name):
         """The metrics of a checkpoint of a run."""
         checkpoint = storage.read(folder, name)
-        count, replicas = len(checkpoint.arrays), len(self.trainer.replicas.seeds)
+        count, replicas = len(checkpoint.arrays), len(self.trainer.seeds)
         if count != replicas:
             raise UserError(f"{name}: replicas: it holds {count}, the config says {replicas}")
         params, state = self.trainer.weight_specs
         config, record = self.parts.config, checkpoint.record
         state = with_base(self.parts.model, params, state, config, record, name)
         trees = weights_of(checkpoint, params, state)
-        files = zip(checkpoint.paths, checkpoint.arrays, trees, strict=True)
-        for replica, (path, arrays, tree) in enumerate(files):
+        for number, (arrays, tree) in enumerate(zip(checkpoint.arrays, trees, strict=True)):
             if probe_of(arrays):
                 fix = "use the code with which it was trained"
-                check_meaning(path, probe_of(arrays), self.probe(*tree, replica), fix)
-        weights = self.trainer.replicas.stack([self.trainer.put_weights(tree) for tree in trees])
+                check_meaning(checkpoint.path, probe_of(arrays), self.probe(*tree, number), fix)
+        weights = [self.trainer.put_weights(tree) for tree in trees]
         metrics = {}
         for each in self.sets:
             when = {"epoch": record["epoch"], "step": record["step"]}

@@ -124,7 +124,7 @@ def speed_of(trainer, size):
             continue
         jax.block_until_ready(calls)
         seconds, taken, count = seconds + time.perf_counter() - began, taken + steps, 2 * count
-    return taken * size * len(trainer.replicas.seeds) / seconds
+    return taken * size * len(trainer.seeds) / seconds
 
 
 def memory_limit():

@@ -105,7 +105,7 @@ def train(parts, root, named=None, override=False, temporary=None, observers=())
             changed = [] if is_new else changes(opened, record, override)
             opened = opened.overridden() if override else opened
             if opened.checkpoint:
-                check_fits(opened.checkpoint, template, parts.training.replicas)
+                check_fits(opened.checkpoint, [template] * parts.training.replicas)
         former = opened.folder
         if opened.branches:
             opened, record = branched(opened, parts.run_name, record)
@@ -176,7 +176,7 @@ def begin_again(opened, former, changed, record, sets, root, own_files):
     lost = cut_logs(opened)
     set_up_logging(root, opened.folder / "train.log")
     if opened.branches:
-        logger.info("A new run begins from %s", opened.checkpoint.paths[0])
+        logger.info("A new run begins from %s", opened.checkpoint.path)
     for message in [*opened.skipped, *run_folder.changes_of_environment(former, root)]:
         logger.warning(message)
     for change in [*changed, *([lost] if lost else [])]:

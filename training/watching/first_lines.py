@@ -33,7 +33,7 @@ class FirstLines:
             limits = run.epochs and run.steps * run.epochs, recipe.training.max_steps
             in_all = min(filter(None, limits), default="as many as max_seconds takes")
             steps = f"{run.steps} steps per epoch, {in_all} in all,"
-        count = len(trainer.replicas.seeds)
+        count = len(trainer.seeds)
         replicas = f", {count} replicas" if count > 1 else ""
         devices = on_devices(trainer.plan.mesh)
         logger.info("%s of %d examples each, on %s%s", steps, batch, devices, replicas)

@@ -8,10 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.training.checkpoint.test_keeper import a_run, end_epoch, snapshot_of
+from tests.training.checkpoint.test_keeper import a_run, end_epoch
 from tests.wiring.conftest import VALID
 from training.checkpoint import run_folder as folder
-from training.checkpoint import storage
 from training.checkpoint.keeper import Keeper
 from training.checkpoint.resume import Lock, Locked, unfinished
 from training.commands import evaluate
@@ -149,37 +148,6 @@ def test_an_evaluator_keeps_its_own_best(tmp_path, monkeypatch, capsys):
         SimpleNamespace(checkpoint=options, unfitted={}), tmp_path
     )  # again: the series is read back
     assert "checkpoint-epoch_2.params (1.0000)" in capsys.readouterr().err
-
-
-def test_an_evaluator_waits_for_the_files_of_all_replicas(tmp_path, monkeypatch):
-    """It looks while the second of three files is written, and again when all are there."""
-    (tmp_path / "config.json").write_text("{}")
-    seen, real, pauses = [], storage.save, []
-
-    def save(path, tree, record):
-        if record["replica"] == 1:
-            evaluation = Evaluation([1], lambda run, epoch: seen.append(epoch))
-            monkeypatch.setattr(evaluate, "CheckpointEvaluation", lambda _: evaluation)
-            options = CheckpointOptions(monitor="test_loss")
-            with pytest.raises(TimeoutError):
-                evaluate.watch(SimpleNamespace(checkpoint=options, unfitted={}), tmp_path)
-            assert not seen
-        real(path, tree, record)
-
-    def pause(seconds):
-        pauses.append(seconds)
-        raise TimeoutError
-
-    monkeypatch.setattr(evaluate.time, "sleep", pause)
-    monkeypatch.setattr(storage, "save", save)
-    keeper = Keeper(tmp_path, CheckpointOptions())
-    end_epoch(keeper, a_run(1), snapshot_of(a_run(1), replicas=3))
-    keeper.wait()
-    assert pauses
-    (tmp_path / "finished.json").write_text("{}")
-    options = CheckpointOptions(monitor="test_loss")
-    evaluate.watch(SimpleNamespace(checkpoint=options, unfitted={}), tmp_path)
-    assert seen == [1]
 
 
 def test_the_name_of_a_run_that_is_being_trained_is_not_offered_to_resume(tmp_path):
