@@ -236,16 +236,3 @@ class LoggingOptions:
 
     def __post_init__(self):
         check_options(self)
-
-
-def check_together(loader, training, checkpoint):
-    """Raise the problems of a combination of sections in one ValueError, one per line."""
-    problems = []
-    if loader.batch_size % training.accumulate:
-        sizes = f"{loader.batch_size} does not divide into {training.accumulate} microbatches"
-        problems.append(f"training.accumulate: a batch of {sizes}")
-    if training.on_nonfinite == "rollback" and not checkpoint.save_optimizer_state:
-        fix = "set checkpoint.save_optimizer_state to true"
-        problems.append(f"training.on_nonfinite: 'rollback' needs complete checkpoints; {fix}")
-    if problems:
-        raise ValueError("\n".join(problems))

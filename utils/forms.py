@@ -120,6 +120,8 @@ local = LocalRange(
 )
 
 # Annotations: a number with its range. A Fraction is a decay or momentum, a Share a probability.
+SEEDS = 2**32  # how many there are
+Seed = Annotated[int, Range(f"an integer from 0 to {SEEDS - 1}", minimum=0, maximum=SEEDS - 1)]
 INT32 = at_most(2**31 - 1)  # the integers of devices have 32 bits
 Count = Annotated[int, at_least(1), INT32]
 CountOrZero = Annotated[int, at_least(0), INT32]

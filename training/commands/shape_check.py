@@ -46,7 +46,7 @@ def check_shapes(recipe, example, sizes, resumed=False):
     recipe.plan.cuts(weights[0])
     update = recipe.make_update(unroll=False)
     ts = jax.eval_shape(partial(first_state, update), *weights, SEED)
-    if recipe.has_own_update:
+    if recipe.has_own_update or recipe.training.accumulate > 1:
         jax.eval_shape(update.step, ts, batch, 1)
     else:  # tracing its gradient would take a second
         jax.eval_shape(recipe.optimizer.update, ts.params, ts.opt, ts.params)

@@ -30,7 +30,7 @@ from training.commands.shape_check import check_classes, check_shapes, count
 from training.devices.sharding import Plan
 from training.devices.signals import end_at_signals
 from training.fit import train_recipe
-from training.observers import check_callbacks, check_observers
+from training.observers import check_callbacks
 from training.preprocess import bound, fitted, recorded_statistics, with_statistics
 from training.processes import check_alike, from_first, is_first, several, together
 from training.recipe import compose
@@ -44,7 +44,6 @@ logger = logging.getLogger("main")
 def checked_recipe(parts, resumed=False):
     """(the Recipe of a config's parts, its TrainState as specs), after checking that they fit."""
     try:
-        check_observers(parts.callbacks)
         check_arguments(parts.config)
         recipe = compose(parts, Plan.on_paper(parts.mesh, parts.sharding))
         check_callbacks(recipe, parts.data)
