@@ -197,8 +197,8 @@ def evaluated_part(tree):
 
 
 class StepResult(NamedTuple):
-    """What the step of an Update computes; `accepting` (training/update.py) keeps or refuses it, on
-    the device."""
+    """What the step of an Update computes; `with_refusal` (training/update.py) keeps or refuses it,
+    on the device."""
 
     new: TrainState  # with the new params, state, opt and ema
     grads: Any

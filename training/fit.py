@@ -41,7 +41,7 @@ from training.loop import Loop
 from training.loss import cross_entropy
 from training.metrics import accuracy
 from training.objective import cutmix, mixup, supervised
-from training.observers import check_callbacks
+from training.observers import as_number, check_callbacks
 from training.optimizers import sgd
 from training.options import (
     CheckpointOptions,
@@ -121,7 +121,7 @@ def fit(
     A callback is an object with some of the methods of training/observers.py.
     """
     folder = None if folder is None else local_path("folder", folder)
-    arguments = {name: plain(value) for name, value in locals().items()}  # all of the above
+    arguments = {name: as_number(value) for name, value in locals().items()}  # all of the above
     check_known(arguments.pop("unknown"), arguments)
     arguments["ignored"] = getattr(train, "ignore_label", None)
     recipe = recipe_of(**{k: v for k, v in arguments.items() if k not in OF_THE_RUN})
@@ -190,11 +190,6 @@ def check_weights(specs, weights):
             if (own := expected.get(name, "absent")) != (found := given.get(name, "absent")):
                 fix = "pass the model with its own weights"
                 raise UserError(f"{what}: {name} is {found}, and {own} in the model; {fix}")
-
-
-def plain(value):
-    """A NumPy number as Python's; anything else unchanged."""
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def train_recipe(
@@ -327,11 +322,11 @@ def recipe_of(
     """The Recipe of a model, from the arguments of `fit` that change what is computed. `ignored` is
     the label that loss and metrics do not count, unless they have their own `ignore_label`."""
     sections = {
-        "loader": made_of(LoaderOptions, options),
-        "training": made_of(TrainingOptions, options),
-        "checkpoint": made_of(CheckpointOptions, checkpoint, "checkpoint"),
-        "logging": made_of(LoggingOptions, log, "log"),
-        "mesh": made_of(MeshOptions, mesh, "mesh"),
+        "loader": options_from(LoaderOptions, options),
+        "training": options_from(TrainingOptions, options),
+        "checkpoint": options_from(CheckpointOptions, checkpoint, "checkpoint"),
+        "logging": options_from(LoggingOptions, log, "log"),
+        "mesh": options_from(MeshOptions, mesh, "mesh"),
     }
     problems = [str(each) for each in sections.values() if isinstance(each, UserError)]
     problems += misfits({"seed": form(Seed)}, {"seed": seed})
@@ -390,7 +385,7 @@ def ignoring(label, function):
     return partial(function, ignore_label=label) if can and not is_given else function
 
 
-def made_of(options, given, name=""):
+def options_from(options, given, name=""):
     """Options from a dict of their fields, or the UserError that says what is wrong; without a
     name, of the arguments of `fit` those that are among them."""
     if isinstance(given, options):

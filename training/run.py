@@ -14,7 +14,7 @@ from training.engine import quick
 from training.metrics import phase_of
 from training.observers import name_of, reported_by
 from training.options import monitor_for
-from training.rows import per_leaf, plain, results_of_rows
+from training.rows import per_leaf, results_of_rows, unweighted
 from utils import UserError, named_leaves
 
 SHOWN = 4  # values in repr(run)
@@ -357,7 +357,7 @@ def reported_names(recipe, values):
     """{label: the names under which it is reported}, with the loss. Each must be one number, or a
     dict of them, unless it is for callbacks alone."""
     metrics = {k: v for k, v in values.items() if k != "loss" and not recipe.metric_plan.aside(k)}
-    means = per_leaf(lambda a: jax.ShapeDtypeStruct(plain(a).shape[1:], jnp.float32), metrics)
+    means = per_leaf(lambda a: jax.ShapeDtypeStruct(unweighted(a).shape[1:], jnp.float32), metrics)
     names = {"loss": ["loss"], **{label: [] for label in metrics}}
     for name, leaf in named_leaves(jax.eval_shape(recipe.objective.finish, means)).items():
         if leaf.shape != ():

@@ -90,20 +90,20 @@ def attempted(config, source, trusted=True, folders=(), given=(), recorded=()):
     data, loader, training = values["data"], values["loader"], values["training"]
     del values["distributed"]  # the processes are connected already
     numbers = vary.numbers(written, training, problems)
-    whole = tree.replaced(written, {path: replicas[0] for path, replicas in numbers.items()})
+    root = tree.replaced(written, {path: replicas[0] for path, replicas in numbers.items()})
 
     facts |= columns_of(data) | recorded
-    values |= made(whole, ("preprocess", "callbacks"), facts, problems)
+    values |= made(root, ("preprocess", "callbacks"), facts, problems)
     preprocess = values["preprocess"] or ()
     if data and loader and (found := facts_of(data, loader, training, problems)):
         example = values["example"] = example_of(data, loader, problems)
         preprocess, shape = fitted_shape(preprocess, example, problems)
         facts |= found | shape | recorded
-    values |= compiled(whole, facts, problems)
+    values |= compiled(root, facts, problems)
 
     config = tree.to_json(written.args, written.given, facts)
     del config["distributed"]  # the processes may differ at every start
-    lines = [] if trusted else tree.beyond(whole)
+    lines = [] if trusted else tree.beyond(root)
     parts = Parts(
         **values | {"preprocess": preprocess},
         source=source,
@@ -118,9 +118,9 @@ def attempted(config, source, trusted=True, folders=(), given=(), recorded=()):
     return parts, tree.worth_reporting(problems)
 
 
-def made(whole, keys, facts, problems):
+def made(root, keys, facts, problems):
     """{key: what its value in the tree of a config is}"""
-    return {key: built(whole.args[key], facts, problems) for key in keys}
+    return {key: built(root.args[key], facts, problems) for key in keys}
 
 
 @contextmanager
@@ -132,20 +132,20 @@ def collected(problems):
         problems += [Bad(*line.split(": ", 1)) for line in str(error).splitlines()]
 
 
-def compiled(whole, facts, problems):
+def compiled(root, facts, problems):
     """{key: part} of all that the compiled programs consist of, with the learning rates."""
     from training.base import labelled
     from wiring.rates import rates, with_schedule
 
-    parts = made(whole, ("augment", "metrics", "schedule"), facts, problems)
+    parts = made(root, ("augment", "metrics", "schedule"), facts, problems)
     with collected(problems):
         parts["metrics"] = labelled(without_none(parts["metrics"]))
     if schedule := parts.pop("schedule"):
-        nodes = {key: whole.args[key] for key in ("update", "optimizer")}
-        scheduled = {k: with_schedule(v, schedule) for k, v in nodes.items() if tree.is_whole(v)}
-        whole = replace(whole, args=whole.args | scheduled)
-    parts |= made(whole, ("model", "loss", "objective", "update", "optimizer"), facts, problems)
-    stepping = whole.args["update"], whole.args["optimizer"]
+        nodes = {key: root.args[key] for key in ("update", "optimizer")}
+        scheduled = {k: with_schedule(v, schedule) for k, v in nodes.items() if tree.is_valid(v)}
+        root = replace(root, args=root.args | scheduled)
+    parts |= made(root, ("model", "loss", "objective", "update", "optimizer"), facts, problems)
+    stepping = root.args["update"], root.args["optimizer"]
     parts["rates"] = {} if problems else rates(*stepping, facts)
     return parts
 

@@ -204,7 +204,7 @@ def calls_in(value):
     return (part for part in nodes if isinstance(part.args, dict))
 
 
-def is_whole(value):
+def is_valid(value):
     """Whether a value can be used as far as its reading shows."""
     return not any(isinstance(node, Bad) for node in nodes_in(value))
 

@@ -130,7 +130,7 @@ def count(params):
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def table(params, plan):
+def table_of_params(params, plan):
     """One line for each leaf of the params: path, shape, count and share of all, its sharding, and
     the bytes that each device holds."""
     leaves, cuts = named_leaves(params), plan.cuts(params)
