@@ -22,12 +22,12 @@ from training.observers import (
     is_due_at_end,
     keys_of,
     memories,
+    most_complete,
     name_of,
     remember,
     reply_of,
     reported_by,
     steps_left,
-    strongest,
 )
 from training.processes import agreed, from_first, is_first, several
 from training.rows import GOOD
@@ -90,8 +90,6 @@ class Loop:
         self.rates = {}  # the learning rates of the latest step
         self.resumed_at = 0  # the position in the epoch from which it was resumed, or went back to
         self.todo = Boundary()  # what is left to do at this step
-        # "steps" or "epoch" if a signal ended the run before what is due there was done
-        self.open_at = None
         self.underway = False  # whether the states on the device belong to the run
 
     def train(self, start=None):
@@ -114,7 +112,7 @@ class Loop:
             self.poll()
             if first.save:
                 self.save(first.save)
-            if not self.open_at:
+            if not run.open_at:
                 self.end_if_spent(bool(start) and agreed([self.clock.is_spent()])[0])
             ended = False
             while not ended:  # a save finds a state that is not finite, and the run may go back
@@ -149,7 +147,7 @@ class Loop:
         self.trainer.prepare()
         self.resumed_at, self.rates = run.position, self.learning_rates(run.step)
         self.clock.start_training(examples_of(run.sums.epoch), examples_of(run.sums.line))
-        if self.open_at == "steps":
+        if run.open_at == "steps":
             if self.evaluate_and_save():
                 return
             self.end_if_spent()
@@ -301,32 +299,31 @@ class Loop:
         """Do what is left to do at this step of an epoch. If a signal arrives meanwhile, a resumed
         run does it. Returns whether the run went back."""
         run, (evaluate, save) = self.run, self.todo
-        self.open_at = "steps" if evaluate else None
+        run.open_at = "steps" if evaluate else None
         if (evaluate or save) and not self.state_is_finite():
             return True
         if evaluate and self.in_epochs:
-            run.evaluated, run.within_epoch = [], True
+            run.evaluated = []
             values = self.evaluate(self.in_epochs)
-            run.within_epoch = False
             if values is None:
                 return False
             row = {"epoch": run.epoch, "step": run.step, "evaluation": True}
             replies = self.end_of_evaluation(row, values)
-            save = strongest(save, replies.save)
-        self.todo, self.open_at = Boundary(), None
+            save = most_complete(save, replies.save)
+        self.todo, run.open_at = Boundary(), None
         return bool(save) and not self.save(save)
 
     def end_of_epoch(self):
         """The boundary at the end of an epoch, which is a row of the history."""
         run, every = self.run, self.eval_every
-        if self.open_at != "epoch":
+        if run.open_at != "epoch":
             each_due = [is_due_at_end(every_of(each), run.epoch) for each in self.observers]
             due = [i for i, is_due in enumerate(each_due) if is_due]
             replies = self.call_observers("on_steps", among=due)
             self.apply(replies)
             evaluate = self.todo.evaluate or replies.evaluate or is_due_at_end(every, run.epoch)
-            self.todo = Boundary(evaluate, strongest(self.todo.save, replies.save))
-        self.open_at, run.evaluated = "epoch", []
+            self.todo = Boundary(evaluate, most_complete(self.todo.save, replies.save))
+        run.open_at, run.evaluated = "epoch", []
         if not self.state_is_finite():
             return
         self.end_of_training()
@@ -337,9 +334,9 @@ class Loop:
         row = {"epoch": run.epoch, "step": run.step, **run.metrics, **self.clock.epoch()}
         run.history.append(row)
         run.completed, run.position, run.line_position, self.elapsed = run.epoch, 0, 0, 0.0
-        todo, self.todo, self.open_at = self.todo, Boundary(), None
+        todo, self.todo, run.open_at = self.todo, Boundary(), None
         replies = self.end_of_evaluation(row | {"end_of_epoch": True})
-        save = strongest(todo.save, replies.save)
+        save = most_complete(todo.save, replies.save)
         if not save or self.save(save):
             self.end_if_spent(agreed([self.clock.is_spent()])[0])
         self.poll()
@@ -416,7 +413,7 @@ class Loop:
             every = every_of(observer)
             if every is None or not limited:
                 return True
-            at_end = self.open_at == "epoch" and is_due_at_end(every, run.epoch)
+            at_end = run.open_at == "epoch" and is_due_at_end(every, run.epoch)
             due_here = steps_left(every, run.step - 1, run.position - 1) == 1
             return at_end or due_here
 
@@ -531,10 +528,10 @@ class Loop:
         self.trainer.restore(point.states)
         record = point.record
         self.elapsed = record["elapsed"]
-        self.todo, self.open_at = Boundary(), None
+        self.todo = Boundary()
         self.run.go_to(point)
         if point.checkpoint:
-            self.todo, self.open_at = Boundary(*record["todo"]), record["open"]
+            self.todo, self.run.open_at = Boundary(*record["todo"]), record["open"]
             self.clock.continue_after(record["seconds"])
             self.scales = dict(record["lr_scales"])
 
@@ -543,7 +540,7 @@ class Loop:
         run = self.run
         record = run.record(self.clock.elapsed()) | {"seconds": self.clock.spent()}
         record |= {"memories": memories(self.observers), "lr_scales": self.scales}
-        record |= {"todo": list(self.todo), "open": self.open_at}
+        record |= {"todo": list(self.todo), "open": run.open_at}
         return Snapshot(self.trainer.snapshot(), record, run.sums.trees() if run.position else None)
 
     def save(self, kind):

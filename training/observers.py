@@ -181,7 +181,7 @@ def is_due_at_end(every, epoch):
 # Replies.
 
 
-def strongest(*kinds):
+def most_complete(*kinds):
     """The kind of a checkpoint that satisfies all of these requests, some of which may be None."""
     return max([kind for kind in kinds if kind], key=SAVES.index, default=None)
 
@@ -206,7 +206,7 @@ class Replies(NamedTuple):
             self.stop or (key if stop is True else stop or None),
             self.pause or reply.get("pause"),
             self.evaluate or bool(reply.get("evaluate")),
-            strongest(self.save, reply.get("save")),
+            most_complete(self.save, reply.get("save")),
             {**self.values, **reply.get("values", {})},
             {**self.lr_scales, **scale},
         )

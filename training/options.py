@@ -94,10 +94,6 @@ def holds_weights(value):
     return is_tree and not value.keys() & PretrainedOptions.__annotations__.keys()
 
 
-def is_list(value):
-    return isinstance(value, list | tuple)
-
-
 class EvaluationEvery(TypedDict, total=False):
     """When the held-out sets are evaluated."""
 
@@ -149,7 +145,7 @@ class TrainingOptions:
                 "epochs: is null, so a limit must end the run; set max_steps or max_seconds"
             )
         for path, values in (self.vary or {}).items():
-            if not is_list(values) or not values:
+            if not isinstance(values, list | tuple) or not values:
                 form = 'a path is one key, as in {"optimizer.args.lr": [0.01, 0.003]}'
                 raise ValueError(f"vary.{path}: must be a list of numbers, got {values!r}; {form}")
 

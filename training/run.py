@@ -46,7 +46,8 @@ class Run:
     evaluated: list = field(default_factory=list)  # the held-out sets of the latest evaluation
     history: list = field(default_factory=list)  # one row per epoch
     sums: Any = None  # the TrainingSums of the epoch in progress
-    within_epoch: bool = False  # whether an evaluation in progress is within an epoch
+    # "steps" or "epoch" while the evaluations and checkpoints that are due there are not done
+    open_at: str | None = None
     resumed: bool = False  # whether it began from a checkpoint
     stopped: bool = False
     stopped_by: str | None = None  # the reason for the stop, for the log
@@ -111,7 +112,7 @@ class Run:
     def go_to(self, point):
         """Continue from a Point."""
         record = point.record
-        self.step, self.position = record["step"], record["position"]
+        self.step, self.position, self.open_at = record["step"], record["position"], None
         self.line_position = record["lined"]
         self.epoch, self.completed = record["epoch"], record["epoch"] - bool(self.position)
         # Earlier versions wrote null for what is not finite.

@@ -7,7 +7,7 @@ from inspect import Parameter
 
 import numpy as np
 
-from utils import UserError, named_leaves
+from utils import UserError
 from wiring import tree, vary
 from wiring.config import text_of_problems, unusable
 from wiring.own_modules import own_files
@@ -25,7 +25,7 @@ def build(config, source, trusted=True, folders=(), layers=()):
     config that is not `trusted` are not imported. `folders` hold the user's own modules; the field
     `own_files()` returns the imported ones. `layers` say from which file each value is.
     """
-    parts, problems = attempted(config, source, trusted, folders)
+    parts, problems = parts_and_problems(config, source, trusted, folders)
     if problems:
         raise UserError(text_of_problems(problems, source, layers))
     return parts
@@ -39,7 +39,7 @@ def build_to_ship(config, source, facts, trusted=True, input_shape=None, folders
     # The weights have these shapes, even if the files of the data have changed.
     recorded = {name: facts[name] for name in (*FROM_DATA, "num_classes") if name in facts}
     recorded |= {"input_shape": tuple(input_shape)} if input_shape else {}
-    parts, problems = attempted(config, source, trusted, folders, facts, recorded)
+    parts, problems = parts_and_problems(config, source, trusted, folders, facts, recorded)
     text = text_of_problems(problems, source)
     if parts is None or not all(problem.startswith("data") for problem in problems):
         raise UserError(text)
@@ -57,7 +57,7 @@ def build_preprocess(config, source, trusted=True, folders=(), facts=()):
 
 def facts_of_config(config, source, trusted, folders=()):
     """The facts of a config's data, whether or not its other parts can be built."""
-    parts, problems = attempted(config, source, trusted, folders)
+    parts, problems = parts_and_problems(config, source, trusted, folders)
     if parts is None:
         raise UserError(text_of_problems(problems, source))
     return parts.facts
@@ -73,7 +73,7 @@ def tree_of(config, scope):
     return tree.read_call(keys.config, accepted, given, "", scope, None)
 
 
-def attempted(config, source, trusted=True, folders=(), given=(), recorded=()):
+def parts_and_problems(config, source, trusted=True, folders=(), given=(), recorded=()):
     """(the parts of a config, as far as they can be built; the problems of the others). `given` are
     facts that are known before the data is built; those that are `recorded` replace what the data
     says."""
@@ -86,14 +86,15 @@ def attempted(config, source, trusted=True, folders=(), given=(), recorded=()):
     problems += [node for key, node in written.args.items() if key not in written.accepted]
 
     facts = dict(given) | recorded
-    values = made(written, (*SETTINGS, *SECTIONS, "data"), facts, problems)
+    values = values_of(written, (*SETTINGS, *SECTIONS, "data"), facts, problems)
     data, loader, training = values["data"], values["loader"], values["training"]
     del values["distributed"]  # the processes are connected already
     numbers = vary.numbers(written, training, problems)
     root = tree.replaced(written, {path: replicas[0] for path, replicas in numbers.items()})
 
-    facts |= columns_of(data) | recorded
-    values |= made(root, ("preprocess", "callbacks"), facts, problems)
+    if columns := getattr(data, "columns", None):  # of a table, which preprocessing needs
+        facts |= {"columns": columns} | recorded
+    values |= values_of(root, ("preprocess", "callbacks"), facts, problems)
     preprocess = values["preprocess"] or ()
     if data and loader and (found := facts_of(data, loader, training, problems)):
         example = values["example"] = example_of(data, loader, problems)
@@ -109,7 +110,7 @@ def attempted(config, source, trusted=True, folders=(), given=(), recorded=()):
         source=source,
         config=config,
         facts=facts,
-        unfitted=unfitted(values["preprocess"] or ()),
+        unfitted=missing_statistics(values["preprocess"] or ()),
         vary=numbers,
         rebuild=partial(rebuilt, written, facts),
         beyond=tuple(f"{source}: {line}" for line in tree.explained_once([*lines])),
@@ -118,7 +119,7 @@ def attempted(config, source, trusted=True, folders=(), given=(), recorded=()):
     return parts, tree.worth_reporting(problems)
 
 
-def made(root, keys, facts, problems):
+def values_of(root, keys, facts, problems):
     """{key: what its value in the tree of a config is}"""
     return {key: built(root.args[key], facts, problems) for key in keys}
 
@@ -137,14 +138,14 @@ def compiled(root, facts, problems):
     from training.base import labelled
     from wiring.rates import rates, with_schedule
 
-    parts = made(root, ("augment", "metrics", "schedule"), facts, problems)
+    parts = values_of(root, ("augment", "metrics", "schedule"), facts, problems)
     with collected(problems):
         parts["metrics"] = labelled(without_none(parts["metrics"]))
     if schedule := parts.pop("schedule"):
         nodes = {key: root.args[key] for key in ("update", "optimizer")}
         scheduled = {k: with_schedule(v, schedule) for k, v in nodes.items() if tree.is_valid(v)}
         root = replace(root, args=root.args | scheduled)
-    parts |= made(root, ("model", "loss", "objective", "update", "optimizer"), facts, problems)
+    parts |= values_of(root, ("model", "loss", "objective", "update", "optimizer"), facts, problems)
     stepping = root.args["update"], root.args["optimizer"]
     parts["rates"] = {} if problems else rates(*stepping, facts)
     return parts
@@ -167,7 +168,7 @@ def without_none(metrics):
     return [metric for metric in metrics or () if metric]
 
 
-def unfitted(preprocess):
+def missing_statistics(preprocess):
     """{index in preprocess: the arguments that have yet to be computed from the data}"""
     from training.preprocess import unfitted
 
@@ -176,12 +177,6 @@ def unfitted(preprocess):
 
 
 # Facts of the data.
-
-
-def columns_of(data):
-    """The columns of a table, which preprocessing needs."""
-    columns = getattr(data, "columns", None)
-    return {"columns": columns} if columns else {}
 
 
 def facts_of(data, loader, training, problems):
@@ -242,19 +237,21 @@ def fitted_shape(preprocess, example, problems):
     fact about the shape of one input after them, if an example is a pair (x, y)})"""
     import jax
 
+    from training.contracts import named_shapes
     from training.preprocess import fitted_to_zeros
 
     if None in preprocess or not isinstance(example, tuple | list):
         return preprocess, {}
     x = example[0]
     try:
-        preprocess = tuple(fitted_to_zeros(preprocess, x))
+        if missing_statistics(preprocess):
+            preprocess = tuple(fitted_to_zeros(preprocess, x))
         for fn in preprocess:
             x = jax.eval_shape(fn, x)
     except (Exception, SystemExit) as error:  # preprocessing may be the user's own code
         why = str(error) or type(error).__name__
         fix = "; it gets the whole dict, or list, of an example" if is_nest(example[0]) else ""
-        found = forms(example[0])
+        found = named_shapes(example[0])
         problems.append(Bad("preprocess", f"does not fit the data's examples, {found}: {why}{fix}"))
         return preprocess, {}
     if isinstance(x, dict):  # that also holds segments, or a length
@@ -273,9 +270,3 @@ def outputs_of(example):
 
 def is_nest(value):
     return isinstance(value, dict | list | tuple)
-
-
-def forms(tree):
-    """The types and shapes of an example's inputs, as a text."""
-    leaves = [(name, np.asarray(leaf)) for name, leaf in named_leaves(tree).items()]
-    return ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}".strip() for name, leaf in leaves)

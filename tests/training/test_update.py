@@ -491,7 +491,8 @@ def test_the_whole_update_can_be_vmapped():
     objective = objective_of()
     update = gradient_update(objective, adam(lr=0.01), ema=0.9)
     batches = [random_batch(0), random_batch(1)]
-    states, step = [first_state(update, seed) for seed in (0, 1)], with_refusal(update.step, MEASURED)
+    states = [first_state(update, seed) for seed in (0, 1)]
+    step = with_refusal(update.step, MEASURED)
     stacked = jax.tree.map(lambda *a: jnp.stack(a), *states)
     both = jax.vmap(step, (0, 0, None))(stacked, jax.tree.map(lambda *a: np.stack(a), *batches), 6)
     for r in (0, 1):

@@ -193,7 +193,8 @@ def begin_again(opened, former, changed, record, sets, root, own_files):
 def with_data(opened, parts, recipe):
     """(the parts, with the statistics of the training set that preprocessing needs; the data; the
     record). A resumed run keeps its statistics."""
-    with together(), shown_if_slow(f"Reading the data: {data_name(parts)}", early=True):
+    name = parts.config["data"]["name"]
+    with together(), shown_if_slow(f"Reading the data: {name}", early=True):
         sets = loaded(parts.data, parts.loader)
     if parts.unfitted:
         checkpoint = opened.checkpoint
@@ -202,12 +203,6 @@ def with_data(opened, parts, recipe):
             statistics = from_first(lambda: computed_statistics(parts, sets))
         parts = with_statistics(parts, statistics)
     return parts, sets, record_of(opened, parts, sets, recipe)
-
-
-def data_name(parts):
-    """The name of the data in the config."""
-    node = parts.config.get("data")
-    return node.get("name") if isinstance(node, dict) else node
 
 
 def computed_statistics(parts, sets):
