@@ -24,7 +24,7 @@ from training.devices.sharding import Plan
 from training.engine import Trainer
 from training.fit import assemble
 from training.recipe import compose
-from training.update import accepting
+from training.update import with_refusal
 from training.watching.metric_log import MetricLog
 from wiring.build import build
 from wiring.config import read
@@ -69,7 +69,7 @@ def loop_against_bare_steps(folder, rounds):
     loop, recipe, data = loop_of(folder / "loop", ["training.eval_every=0"])
     trainers = [trainer_of(recipe, {"train": data["train"]}) for _ in range(3)]
     modes = trainers[2].modes["train"]["epoch"]
-    step = accepting(recipe.make_update(unroll=False).step, modes)
+    step = with_refusal(recipe.make_update(unroll=False).step, modes)
     forms = {
         "fit": loop.epoch,
         "bare, one call per epoch": partial(bare_epoch, trainers[0], 10**9),
