@@ -30,7 +30,7 @@ from utils import (
 )
 from wiring.build import build
 from wiring.config import override, parse_words, read_layers, refuse_elsewhere, show
-from wiring.extends import table as table_of_sources
+from wiring.extends import table_of_sources
 from wiring.own_modules import look_in
 from wiring.parts import listing
 
@@ -209,7 +209,7 @@ def report(folders):
 def check(parts, config, layers):
     """--check: print the resolved config and the model and, if the config extends other files, from
     which file each value comes."""
-    from training.commands.shape_check import table
+    from training.commands.shape_check import table_of_params
     from training.commands.start import checked_recipe
     from training.watching.console import check_logging
 
@@ -219,7 +219,7 @@ def check(parts, config, layers):
     if len(layers) > 1:
         print("Values that each file sets (all others are defaults):")
         echo(table_of_sources(config, layers, show))
-    echo(table(template.params, recipe.plan))
+    echo(table_of_params(template.params, recipe.plan))
     try:
         recipe.plan.on_devices()
     except UserError as error:

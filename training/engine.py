@@ -25,7 +25,7 @@ from training.feed import make_feeds
 from training.metrics import phase_of
 from training.objective import values_of
 from training.rows import Sums, TrainingSums, row_of_batch
-from training.update import accepting, first_not_finite, genuine, made_floats
+from training.update import first_not_finite, genuine, made_floats, with_refusal
 from utils import UserError, format_bytes, named_leaves, shown_if_slow
 
 logger = logging.getLogger("main")
@@ -376,7 +376,7 @@ def training_step(recipe, modes, norms=(), unroll=False, steps=1):
 
     def step(numbers, ts, batch, valid):
         update = recipe.with_numbers(numbers).make_update(unroll, steps)
-        return accepting(update.step, modes, norms, halts)(ts, batch, valid)
+        return with_refusal(update.step, modes, norms, halts)(ts, batch, valid)
 
     return step
 

@@ -3,7 +3,6 @@ recipe, for `fit` and for the command line alike."""
 
 import inspect
 import logging
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields
@@ -11,7 +10,6 @@ from difflib import get_close_matches
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal, Never
 
 import jax
@@ -19,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from data_loader.base import class_names, tokenizer_json
-from training.base import Tracked
+from training.base import Parts, Tracked, labelled, part_name
 from training.checkpoint import run_folder
 from training.checkpoint.divergence import Divergence
 from training.checkpoint.keeper import Keeper
@@ -43,7 +41,7 @@ from training.loop import Loop
 from training.loss import cross_entropy
 from training.metrics import accuracy
 from training.objective import cutmix, mixup, supervised
-from training.observers import check_callbacks, check_observers
+from training.observers import as_number, check_callbacks
 from training.optimizers import sgd
 from training.options import (
     CheckpointOptions,
@@ -54,7 +52,7 @@ from training.options import (
     TrainingOptions,
 )
 from training.processes import is_first, several
-from training.recipe import Recipe, compose, part_name
+from training.recipe import Recipe, compose
 from training.run import Clock, LearningRates, Run, check_names, reported_names
 from training.sets import check_iterators, check_pairs, datasets
 from training.transforms import scheduled
@@ -66,7 +64,7 @@ from training.watching.publish import About, PictureFiles, Publisher
 from training.watching.view import View
 from training.watching.waiting import WaitingForData
 from utils import UserError, did_you_mean, first_line, named_leaves, parameters_of, shown_if_slow
-from utils.forms import local_path
+from utils.forms import Seed, form, local_path, misfits
 
 logger = logging.getLogger("main")
 
@@ -90,7 +88,6 @@ def fit(
     objective: Callable = supervised, update: Callable = gradient_update,
 
     epochs: int | None = 10, max_steps: int | None = None, max_seconds: float | None = None,
-    vary: dict | None = None,
     seed: int = 0, replicas: int = 1, accumulate: int = 1,
     precision: Literal["float32", "bfloat16"] = "float32", ema: float | None = None,
     eval_every: int | EvaluationEvery = 1, eval_initial: bool = False,
@@ -124,7 +121,7 @@ def fit(
     A callback is an object with some of the methods of training/observers.py.
     """
     folder = None if folder is None else local_path("folder", folder)
-    arguments = {name: plain(value) for name, value in locals().items()}  # all of the above
+    arguments = {name: as_number(value) for name, value in locals().items()}  # all of the above
     check_known(arguments.pop("unknown"), arguments)
     arguments["ignored"] = getattr(train, "ignore_label", None)
     recipe = recipe_of(**{k: v for k, v in arguments.items() if k not in OF_THE_RUN})
@@ -193,11 +190,6 @@ def check_weights(specs, weights):
             if (own := expected.get(name, "absent")) != (found := given.get(name, "absent")):
                 fix = "pass the model with its own weights"
                 raise UserError(f"{what}: {name} is {found}, and {own} in the model; {fix}")
-
-
-def plain(value):
-    """A NumPy number as Python's; anything else unchanged."""
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def train_recipe(
@@ -330,15 +322,15 @@ def recipe_of(
     """The Recipe of a model, from the arguments of `fit` that change what is computed. `ignored` is
     the label that loss and metrics do not count, unless they have their own `ignore_label`."""
     sections = {
-        "loader": made_of(LoaderOptions, options),
-        "training": made_of(TrainingOptions, options),
-        "checkpoint": made_of(CheckpointOptions, checkpoint, "checkpoint"),
-        "logging": made_of(LoggingOptions, log, "log"),
-        "mesh": made_of(MeshOptions, mesh, "mesh"),
+        "loader": options_from(LoaderOptions, options),
+        "training": options_from(TrainingOptions, options),
+        "checkpoint": options_from(CheckpointOptions, checkpoint, "checkpoint"),
+        "logging": options_from(LoggingOptions, log, "log"),
+        "mesh": options_from(MeshOptions, mesh, "mesh"),
     }
-    if options.get("vary"):
-        raise UserError("vary: names numbers by their paths in a config; `fit` has none")
-    if problems := [str(each) for each in sections.values() if isinstance(each, UserError)]:
+    problems = [str(each) for each in sections.values() if isinstance(each, UserError)]
+    problems += misfits({"seed": form(Seed)}, {"seed": seed})
+    if problems:
         raise UserError("\n".join(problems))
     loss = ignoring(ignored, loss)
     metrics = default_metrics(loss, objective) if metrics is None else metrics
@@ -353,18 +345,20 @@ def recipe_of(
     lists["trackers"] = sections["logging"].trackers
     for kind, listed in lists.items():
         check_list(kind, listed)
-    check_observers(callbacks)
-    parts = SimpleNamespace(
+    parts = Parts(
         model=model,
         **functions,
-        metrics=all_ignoring(ignored, metrics),
-        preprocess=preprocess,
-        augment=augment,
+        metrics={
+            label: rule._replace(function=ignoring(ignored, rule.function))
+            for label, rule in labelled(metrics).items()
+        },
+        preprocess=tuple(preprocess),
+        augment=tuple(augment),
         optimizer=optimizer if schedule is None else scheduled(optimizer, schedule),
-        callbacks=callbacks,
+        callbacks=tuple(callbacks),
         rates=rates or {},
-        vary={},
-        seed=whole_number("seed", seed),
+        seed=int(seed),
+        sharding=sharding,
         **sections,
     )
     return compose(parts, Plan.on_paper(parts.mesh, sharding))
@@ -382,17 +376,8 @@ def default_metrics(loss, objective):
     return [accuracy if ignored is None else partial(accuracy, ignore_label=ignored)]
 
 
-def all_ignoring(label, metrics):
-    """Metrics, in a dict or a list, that do not count a label."""
-    if isinstance(metrics, dict):
-        return {name: ignoring(label, metric) for name, metric in metrics.items()}
-    return [ignoring(label, metric) for metric in metrics]
-
-
 def ignoring(label, function):
     """A loss or a metric that does not count a label, if it can and has no other `ignore_label`."""
-    if isinstance(function, Tracked):
-        return function._replace(function=ignoring(label, function.function))
     if label is None or not callable(function):
         return function
     is_given = "ignore_label" in getattr(function, "keywords", {})
@@ -400,7 +385,7 @@ def ignoring(label, function):
     return partial(function, ignore_label=label) if can and not is_given else function
 
 
-def made_of(options, given, name=""):
+def options_from(options, given, name=""):
     """Options from a dict of their fields, or the UserError that says what is wrong; without a
     name, of the arguments of `fit` those that are among them."""
     if isinstance(given, options):
@@ -426,13 +411,6 @@ def check_known(given, known):
         hint = did_you_mean(unknown[0], known)
         end = hint or f"; there are {', '.join(sorted(known))}"
         raise TypeError(f"fit() got an unexpected keyword argument {unknown[0]!r}{end}")
-
-
-def whole_number(name, value):
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise UserError(f"{name}: must be a whole number, got {value!r}") from None
 
 
 def own_record(recipe, sets, config=None):

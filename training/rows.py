@@ -51,7 +51,7 @@ def of_mode(mode, values, mask):
 
     def of_leaf(value):
         if not is_weighted(value) or mode == "CONCAT":
-            return BATCH[mode](plain(value), mask)
+            return BATCH[mode](unweighted(value), mask)
         weight = jnp.where(mask, value.weight, 0).astype(wide(value.weight))
         return Weighted(BATCH[mode](value.value, weight), weight.sum())
 
@@ -368,6 +368,6 @@ def per_leaf(function, tree, *others):
     return jax.tree.map(function, tree, *others, is_leaf=is_leaf)
 
 
-def plain(value):
+def unweighted(value):
     """The values of the examples, or their shapes, without the weights."""
     return value.value if is_weighted(value) else value

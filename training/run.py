@@ -14,7 +14,7 @@ from training.engine import quick
 from training.metrics import phase_of
 from training.observers import name_of, reported_by
 from training.options import monitor_for
-from training.rows import per_leaf, plain, results_of_rows
+from training.rows import per_leaf, results_of_rows, unweighted
 from utils import UserError, named_leaves
 
 SHOWN = 4  # values in repr(run)
@@ -46,7 +46,9 @@ class Run:
     evaluated: list = field(default_factory=list)  # the held-out sets of the latest evaluation
     history: list = field(default_factory=list)  # one row per epoch
     sums: Any = None  # the TrainingSums of the epoch in progress
-    within_epoch: bool = False  # whether an evaluation in progress is within an epoch
+    # While the evaluations and checkpoints that are due here are not done: "steps" within an epoch;
+    # "epoch" at its end, after on_steps; "evaluation" after the values of its training are reported
+    open_at: str | None = None
     resumed: bool = False  # whether it began from a checkpoint
     stopped: bool = False
     stopped_by: str | None = None  # the reason for the stop, for the log
@@ -111,7 +113,7 @@ class Run:
     def go_to(self, point):
         """Continue from a Point."""
         record = point.record
-        self.step, self.position = record["step"], record["position"]
+        self.step, self.position, self.open_at = record["step"], record["position"], None
         self.line_position = record["lined"]
         self.epoch, self.completed = record["epoch"], record["epoch"] - bool(self.position)
         # Earlier versions wrote null for what is not finite.
@@ -357,7 +359,7 @@ def reported_names(recipe, values):
     """{label: the names under which it is reported}, with the loss. Each must be one number, or a
     dict of them, unless it is for callbacks alone."""
     metrics = {k: v for k, v in values.items() if k != "loss" and not recipe.metric_plan.aside(k)}
-    means = per_leaf(lambda a: jax.ShapeDtypeStruct(plain(a).shape[1:], jnp.float32), metrics)
+    means = per_leaf(lambda a: jax.ShapeDtypeStruct(unweighted(a).shape[1:], jnp.float32), metrics)
     names = {"loss": ["loss"], **{label: [] for label in metrics}}
     for name, leaf in named_leaves(jax.eval_shape(recipe.objective.finish, means)).items():
         if leaf.shape != ():

@@ -17,16 +17,14 @@ from utils import UserError
 def datasets(train, val, test, loader, overfit=0):
     """The sets of a run by name, with a validation set split off if `loader.val_size` is set."""
     held_out = val if isinstance(val, dict) else {"val": val}
-    check_names(held_out)
-    sets = {"train": as_dataset("train", train)}
-    sets |= {name: as_dataset(name, data) for name, data in {**held_out, "test": test}.items()}
+    if taken := [name for name in ("train", "test") if name in held_out]:
+        raise UserError(f"data: a validation set cannot be called {taken[0]!r}")
+    given = {"train": train, **held_out, "test": test}
+    sets = {name: as_dataset(name, data) for name, data in given.items() if data is not None}
+    check_sizes({name: length(data) for name, data in sets.items()}, loader.val_size)
     for name, dataset in sets.items():
         check_items(name, dataset, loader.of(name))
     if loader.val_size:
-        if "val" in held_out and held_out["val"] is not None:
-            raise UserError(
-                "loader.val_size: the data brings its own validation set; leave val_size at 0"
-            )
         if not has_items(sets["train"]):
             raise UserError(
                 "loader.val_size: an iterable of batches cannot be split; leave val_size at 0"
@@ -34,11 +32,25 @@ def datasets(train, val, test, loader, overfit=0):
         sets["train"], sets["val"] = split(sets["train"], loader.val_size, loader.split_seed)
     if overfit:
         sets["train"] = first_batches(sets["train"], overfit, loader.batch_size)
-    sets = {name: dataset for name, dataset in sets.items() if dataset is not None}
-    for name, dataset in sets.items():
-        if length(dataset) == 0:
-            raise UserError(f"data: the {name} set is empty")
     return sets
+
+
+def check_sizes(sizes, val_size):
+    """Refuse sets without examples, a `val_size` of data with a validation set, and the names of
+    sets that metrics, which are called <set>_<metric>, cannot have. `sizes` are {set: how many
+    examples or batches, None if unknown}."""
+    for name, size in sizes.items():
+        if not re.fullmatch(r"[a-z0-9-]+", name):
+            raise UserError(
+                f"data: a validation set cannot be called {name!r}; "
+                "use small letters, digits and '-'"
+            )
+        if size == 0:
+            raise UserError(f"data: the {name} set is empty")
+    if val_size and "val" in sizes:
+        raise UserError(
+            "loader.val_size: the data brings its own validation set; leave val_size at 0"
+        )
 
 
 def split_sets(sets, loader, overfit=0):
@@ -83,16 +95,6 @@ def check_items(name, data, options):
         fix += "" if len(rows) > 1 else "; if each is one example, stack them (np.stack)"
         what = f"a list of {len(data)} batches, and a list is read as examples"
         raise UserError(f"{name}: looks like {what}; {fix}")
-
-
-def check_names(sets):
-    """Metrics are called <set>_<metric>, so the names of validation sets have no underscore."""
-    for name in sets:
-        if not re.fullmatch(r"[a-z0-9-]+", name) or name in ("train", "test"):
-            raise UserError(
-                f"data: a validation set cannot be called {name!r}; "
-                "use small letters, digits and '-'"
-            )
 
 
 def as_dataset(name, data):

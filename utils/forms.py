@@ -120,6 +120,8 @@ local = LocalRange(
 )
 
 # Annotations: a number with its range. A Fraction is a decay or momentum, a Share a probability.
+SEEDS = 2**32  # how many there are
+Seed = Annotated[int, Range(f"an integer from 0 to {SEEDS - 1}", minimum=0, maximum=SEEDS - 1)]
 INT32 = at_most(2**31 - 1)  # the integers of devices have 32 bits
 Count = Annotated[int, at_least(1), INT32]
 CountOrZero = Annotated[int, at_least(0), INT32]
@@ -188,13 +190,13 @@ def form(annotation, part_form=lambda annotation: None):
     if origin is dict:
         return mapping(form_of(inner[1]))
     if (origin or annotation) in NAMES:
-        return plain(origin or annotation)
+        return json_type(origin or annotation)
     name = getattr(annotation, "__name__", str(annotation))
     shown = {inspect.Parameter.empty: "any", list: "a list"}.get(annotation, name)
-    return Form(shown, shown, {}, lambda value, path, part=None: frozen(value))
+    return Form(shown, shown, {}, lambda value, path, part=None: with_tuples(value))
 
 
-def plain(kind):
+def json_type(kind):
     """A number, a string, true or false, an object, or null. An integer is also a number, a truth
     value is not; NumPy's and JAX's numbers are numbers, too."""
     words, name = NAMES[kind]
@@ -291,7 +293,7 @@ def sequence(items, inner):
         if isinstance(value, str | dict) or not hasattr(value, "__len__"):
             raise Misfit(path, f"must be a list, found {show(value)}")
         if not inner:
-            return frozen(value)
+            return with_tuples(value)
         kinds = items * len(value) if is_open else items
         if len(kinds) != len(value):
             raise Misfit(path, f"must be a list of {len(kinds)} items, found {show(value)}")
@@ -360,11 +362,11 @@ def together(words, shown, schema, read, forms):
     return Form(words, shown, schema, read, marks, parts)
 
 
-def frozen(value):
+def with_tuples(value):
     """The value with all lists in it as tuples."""
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        return tuple(map(frozen, value))
-    return {k: frozen(v) for k, v in value.items()} if type(value) is dict else value
+        return tuple(map(with_tuples, value))
+    return {k: with_tuples(v) for k, v in value.items()} if type(value) is dict else value
 
 
 def misfits(forms, values):

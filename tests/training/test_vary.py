@@ -158,7 +158,7 @@ def test_a_config_without_numbers_of_a_replica_is_refused(vary, message):
         ({"optimizer.1.args.exclude": ["a", "b"]}, "exclude: must be a list of numbers, found"),
         ({"optimizer.args.lr": [1, 2]}, "vary.optimizer.args.lr: no part of this config takes"),
         ({"loader.batch_size": [1, 2]}, "vary.loader.batch_size: only numbers of model, loss, "),
-        ({"seed": [1, -2]}, "training.vary.seed: must be integers from 0"),
+        ({"seed": [1, -2]}, "training.vary.seed.1: must be an integer from 0"),
     ],
 )
 def test_mistakes_are_named(vary, message):

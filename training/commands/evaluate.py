@@ -9,7 +9,6 @@ import sys
 import time
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -178,7 +177,7 @@ class CheckpointEvaluation:
 
     def __init__(self, parts):
         # The metrics of callbacks are not reported here.
-        parts = SimpleNamespace(**vars(parts) | {"callbacks": []})
+        parts = replace(parts, callbacks=())
         plan = Plan.on_paper(parts.mesh, parts.sharding)
         if not plan.fits():  # the run had other devices, so use all devices of this machine
             plan = Plan.on_paper(type(parts.mesh)(), None)

@@ -46,7 +46,7 @@ def check_shapes(recipe, example, sizes, resumed=False):
     recipe.plan.cuts(weights[0])
     update = recipe.make_update(unroll=False)
     ts = jax.eval_shape(partial(first_state, update), *weights, SEED)
-    if recipe.has_own_update:
+    if recipe.has_own_update or recipe.training.accumulate > 1:
         jax.eval_shape(update.step, ts, batch, 1)
     else:  # tracing its gradient would take a second
         jax.eval_shape(recipe.optimizer.update, ts.params, ts.opt, ts.params)
@@ -130,7 +130,7 @@ def count(params):
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def table(params, plan):
+def table_of_params(params, plan):
     """One line for each leaf of the params: path, shape, count and share of all, its sharding, and
     the bytes that each device holds."""
     leaves, cuts = named_leaves(params), plan.cuts(params)

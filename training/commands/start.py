@@ -30,7 +30,7 @@ from training.commands.shape_check import check_classes, check_shapes, count
 from training.devices.sharding import Plan
 from training.devices.signals import end_at_signals
 from training.fit import train_recipe
-from training.observers import check_callbacks, check_observers
+from training.observers import check_callbacks
 from training.preprocess import bound, fitted, recorded_statistics, with_statistics
 from training.processes import check_alike, from_first, is_first, several, together
 from training.recipe import compose
@@ -44,7 +44,6 @@ logger = logging.getLogger("main")
 def checked_recipe(parts, resumed=False):
     """(the Recipe of a config's parts, its TrainState as specs), after checking that they fit."""
     try:
-        check_observers(parts.callbacks)
         check_arguments(parts.config)
         recipe = compose(parts, Plan.on_paper(parts.mesh, parts.sharding))
         check_callbacks(recipe, parts.data)
@@ -194,7 +193,8 @@ def begin_again(opened, former, changed, record, sets, root, own_files):
 def with_data(opened, parts, recipe):
     """(the parts, with the statistics of the training set that preprocessing needs; the data; the
     record). A resumed run keeps its statistics."""
-    with together(), shown_if_slow(f"Reading the data: {data_name(parts)}", early=True):
+    name = parts.config["data"]["name"]
+    with together(), shown_if_slow(f"Reading the data: {name}", early=True):
         sets = loaded(parts.data, parts.loader)
     if parts.unfitted:
         checkpoint = opened.checkpoint
@@ -203,12 +203,6 @@ def with_data(opened, parts, recipe):
             statistics = from_first(lambda: computed_statistics(parts, sets))
         parts = with_statistics(parts, statistics)
     return parts, sets, record_of(opened, parts, sets, recipe)
-
-
-def data_name(parts):
-    """The name of the data in the config."""
-    node = parts.config.get("data")
-    return node.get("name") if isinstance(node, dict) else node
 
 
 def computed_statistics(parts, sets):

@@ -52,7 +52,7 @@ class MetricLog:
 
     def on_evaluated(self, run, name, values):
         """Log a line for each value of a set."""
-        when = f"Step {run.step}" if run.within_epoch else f"Epoch {run.epoch}"
+        when = f"Step {run.step}" if run.open_at == "steps" else f"Epoch {run.epoch}"
         for full_name, value in values.items():
             metric = full_name.removeprefix(f"{name}_")
             if "/" in full_name or metric == full_name:

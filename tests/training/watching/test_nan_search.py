@@ -17,7 +17,7 @@ from training.loss import cross_entropy
 from training.objective import supervised, with_precision
 from training.optimizers import sgd
 from training.rows import GOOD
-from training.update import accepting, gradient_update
+from training.update import gradient_update, with_refusal
 from training.watching.nan_search import first_bad_op
 
 RNG = np.random.default_rng(0)
@@ -63,7 +63,7 @@ def search(model, batch=(X, Y), **settings):
 def is_good(model):
     """Whether the search finds nothing, in a step that is not bad."""
     step, ts = prepared(model)
-    _, row = jax.jit(accepting(step, {"loss": "MEAN"}))(ts, (X, Y), len(X))
+    _, row = jax.jit(with_refusal(step, {"loss": "MEAN"}))(ts, (X, Y), len(X))
     assert row["bad"] == GOOD
     return first_bad_op(step, ts, (X, Y), len(X)) is None
 
