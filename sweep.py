@@ -12,8 +12,8 @@ import os
 import sys
 from pathlib import Path
 
-from file_io import read_json
 from utils import DONE, UserError, echo, open_closed_streams, run_command
+from utils.files import read_json
 from wiring.config import override, parse_words
 
 ROOT = Path(__file__).resolve().parent

@@ -30,7 +30,7 @@ from utils import (
 )
 from wiring.build import build
 from wiring.config import override, parse_words, read_layers, refuse_elsewhere, show
-from wiring.extends import table as table_of_sources
+from wiring.extends import table_of_sources
 from wiring.own_modules import look_in
 from wiring.parts import listing
 
@@ -51,7 +51,7 @@ def main(argv=None):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except (Exception, SystemExit) as error:  # the user's code may call sys.exit
-        from training.runs.failure import failed, post_mortem
+        from training.commands.failure import failed, post_mortem
 
         if arguments.post_mortem and (error.__cause__ or not isinstance(error, UserError)):
             post_mortem(error)
@@ -146,24 +146,24 @@ def do(arguments):
         return check(build_parts(config), config, layers)
     with shown_if_slow(f"Importing JAX and building the parts of {file.name}", early=trains):
         parts = build_parts(config)
-    from training.runs.program_cache import keep_programs
+    from training.devices.program_cache import keep_programs
 
     keep_programs()
     if arguments.find_lr:
-        from training.runs.find_lr import find_lr
+        from training.commands.find_lr import find_lr
 
         return find_lr(parts, arguments.find_lr)
     if arguments.find_batch:
-        from training.runs.find_batch import find_batch
+        from training.commands.find_batch import find_batch
 
         return find_batch(parts)
     if arguments.evaluate or arguments.watch:
-        from training.runs.evaluate import evaluate, watch
+        from training.commands.evaluate import evaluate, watch
 
         if arguments.evaluate:
             return evaluate(parts, arguments.evaluate, arguments.best)
         return watch(parts, arguments.watch)
-    from training.runs.start import train
+    from training.commands.start import train
 
     return train(parts, ROOT, arguments.resume, arguments.override)
 
@@ -176,7 +176,7 @@ def config_file(arguments):
     if arguments.config or not named:
         own = arguments.config or arguments.trust or Path.cwd() == ROOT
         return Path(arguments.config or "config.json"), bool(own)
-    from training.runs.resume import run_folder_of
+    from training.checkpoint.resume import run_folder_of
 
     option, run = named
     return run_folder_of(run, f"--{option}") / "config.json", arguments.trust
@@ -209,8 +209,8 @@ def report(folders):
 def check(parts, config, layers):
     """--check: print the resolved config and the model and, if the config extends other files, from
     which file each value comes."""
-    from training.runs.shape_check import table
-    from training.runs.start import checked_recipe
+    from training.commands.shape_check import table_of_params
+    from training.commands.start import checked_recipe
     from training.watching.console import check_logging
 
     check_logging(ROOT)
@@ -219,7 +219,7 @@ def check(parts, config, layers):
     if len(layers) > 1:
         print("Values that each file sets (all others are defaults):")
         echo(table_of_sources(config, layers, show))
-    echo(table(template.params, recipe.plan))
+    echo(table_of_params(template.params, recipe.plan))
     try:
         recipe.plan.on_devices()
     except UserError as error:
@@ -247,7 +247,7 @@ def fast_dev_run(config, build_parts):
     """--fast-dev-run: two steps of everything in a temporary folder, so that any mistake shows
     within seconds."""
     from training import processes
-    from training.runs.start import train
+    from training.commands.start import train
 
     parts = build_parts(config)  # the values that are changed below must be valid
     # With several processes, all hosts must see the folder.

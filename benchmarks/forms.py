@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks.form_shapes import DRAWS, fixed_layers, layer_of
 from benchmarks.harness import seconds, take_turns
 from benchmarks.results import arguments, markdown, ratios, record, short, spread
-from training.programs import CPU_OPTIONS
+from training.engine import CPU_OPTIONS
 
 LOOPS = 5  # calls in one compiled loop, as in training
 TOLERANCE = 1e-5  # relative to the largest number of each result

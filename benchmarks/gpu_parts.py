@@ -160,7 +160,8 @@ def resume(tiny):
             checkpoints = {"every_epochs": 0, "every_steps": 5 if tiny else 20}
             training = {"epochs": 30 if tiny else 8}  # long enough to be killed in the middle
             config = made_config(Path(folder), tiny, checkpoint=checkpoints, training=training)
-            variables = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}"}
+            # XLA takes a lone space for the name of a file.
+            variables = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()}
             options = {"cache": f"{folder}/cache", "variables": variables}
             whole, again, killed = (
                 Run(f"{folder}/{each}", config, *EVERY_STEP, **options)

@@ -94,15 +94,16 @@ def trained(checkout, names, folder):
 
 
 def leaves_of(folder):
-    """{name of a checkpoint and of a leaf: array} of the last checkpoints of a run."""
+    """{name of a checkpoint and of a leaf: array} of the last checkpoint of a run."""
     from safetensors.numpy import load_file
 
-    files = sorted(Path(folder).glob("checkpoint-*.params"), key=lambda path: path.stat().st_mtime)
-    last = files[-1].name.split("-replica_")[0].removesuffix(".params")
-    newest = [path for path in files if path.name.startswith(last)]
-    pairs = [(path.name, name, leaf) for path in newest for name, leaf in load_file(path).items()]
+    newest = max(Path(folder).glob("checkpoint-*.params"), key=lambda path: path.stat().st_mtime)
     kept = ("params", "state", "opt", "ema", "step")
-    return {f"{file}: {name}": a for file, name, a in pairs if name.split("/")[0] in kept}
+    return {
+        f"{newest.name}: {name}": leaf
+        for name, leaf in load_file(newest).items()
+        if name.lstrip("0123456789/").split("/")[0] in kept
+    }
 
 
 def rows_of(folder):

@@ -34,13 +34,13 @@ NOTES = f"""\
 The recipes are `configs/mnist_fast.json`, which trains with Muon, and \
 `benchmarks/mnist_adamw.json`, the fastest recipe found without Muon; both were chosen by the \
 accuracy that Rawtree reaches on this test set. The other frameworks run the recipe without Muon. \
-When both were measured, PyTorch, the fastest of them, reached 99 % later with Muon (14.2 s instead \
-of 12.8 s); Equinox and Haiku reached it earlier with Muon (after 40.5 s and 38.8 s). Median \
-(smallest - largest) over the rounds, each with a different order of the images; a framework that \
-has not reached the last level after {LIMIT} s is stopped and takes no further turn. A first start \
-finds no compiled programs of an earlier run, a later start does. `train.py` enables huge pages \
-by itself, and the time of restarting itself for this is included; the others get them from \
-`GLIBC_TUNABLES=glibc.malloc.hugetlb=1`. Ratios are computed round by round."""
+When both were measured, PyTorch, the fastest of them, reached 99 % later with Muon (14.2 s \
+instead of 12.8 s); Equinox and Haiku reached it earlier with Muon (after 40.5 s and 38.8 s). \
+Median (smallest - largest) over the rounds, each with a different order of the images; a \
+framework that has not reached the last level after {LIMIT} s is stopped and takes no further \
+turn. A first start finds no compiled programs of an earlier run, a later start does. `train.py` \
+enables huge pages by itself, and the time of restarting itself for this is included; the others \
+get them from `GLIBC_TUNABLES=glibc.malloc.hugetlb=1`. Ratios are computed round by round."""
 # The keys of a recipe's config; the values of some must be these.
 KEYS = {"$schema", "title", "model", "data", "loader", "preprocess", "loss", "metrics"}
 KEYS |= {"optimizer", "schedule", "training", "checkpoint"}

@@ -12,9 +12,9 @@ from numpy.lib import format as npy
 from data_loader.base import Arrays, Data, check_labels
 from data_loader.nest import check_type
 from data_loader.npy_files import header_of, zip_file
-from file_io import open_file
-from ranges import Count, LocalPath, checked
 from utils import UserError, check_memory, cut
+from utils.files import open_file
+from utils.forms import Count, LocalPath, checked
 
 
 class Header(NamedTuple):

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, NewType, Protocol
 import numpy as np
 
 from data_loader.nest import check_type, map_nest, named_nest
-from ranges import check_takes
 from utils import RunError, UserError, where_and_why
+from utils.forms import check_takes
 
 
 class Dataset(Protocol):
@@ -138,6 +138,12 @@ class Data(NamedTuple):
     bytes_per_token: float | None = None  # the average in the text
     ignore_label: int | None = None  # the label of positions that do not count
     columns: dict | None = None  # {column of a table: its categories, or () for numbers}
+
+
+def named_sets(train, val, test):
+    """{set: value}, without those that are None."""
+    sets = {"train": train, "val": val, "test": test}
+    return {name: value for name, value in sets.items() if value is not None}
 
 
 def tokenizer_json(data):

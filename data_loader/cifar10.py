@@ -9,9 +9,9 @@ import numpy as np
 
 from data_loader.base import Arrays, Data, check_labels
 from data_loader.download import Unreachable, damaged, fetch
-from file_io import Unreadable, open_file, read_file
-from ranges import LocalPath, checked
 from utils import RunError
+from utils.files import Unreadable, open_file, read_file
+from utils.forms import LocalPath, checked
 
 MIRRORS = ("https://www.cs.toronto.edu/~kriz/",)
 ARCHIVE = "cifar-10-binary.tar.gz"

@@ -1,17 +1,13 @@
 """Drawn digits that look handwritten: a dataset in MNIST's format without files or network."""
 
 import functools
-import io
-import logging
-import zipfile
 
 import numpy as np
 
 from data_loader.base import Arrays, Data
+from data_loader.cache import cached
 from data_loader.loader import random_stream
-from file_io import atomic_write
-from ranges import Count, CountOrZero, checked
-from utils import RunError, user_cache
+from utils.forms import Count, CountOrZero, checked
 
 VERSION = 1  # part of the cache's file name: increase it with every change to an image
 SIZE = 28
@@ -51,7 +47,12 @@ def digits(seed: CountOrZero = 0, train_size: Count = 60_000, test_size: Count =
     """Digits 0-9 as 28x28 grey images, drawn from a seed with varied styles, strokes and noise."""
 
     def load():
-        x, y = _cached(seed, train_size + test_size)
+        count = train_size + test_size
+        kept = cached(
+            f"digits-v{VERSION}-seed{seed}-{count}",
+            lambda: dict(zip("xy", draw(seed, count), strict=True)),
+        )
+        x, y = kept["x"], kept["y"]
         return {
             "train": Arrays(x[:train_size], y[:train_size], "digits"),
             "test": Arrays(x[train_size:], y[train_size:], "digits"),
@@ -155,21 +156,3 @@ def _curve(points):
         + u**3 * (1.5 * (b - c) + (d - a) / 2)
     )
     return curve.reshape(-1, points.shape[1])
-
-
-def _cached(seed, count):
-    """draw(seed, count), cached in a file of the user's cache folder."""
-    name = f"digits-v{VERSION}-seed{seed}-{count}.npz"
-    try:
-        with np.load(user_cache() / name, allow_pickle=False) as file:
-            return file["x"], file["y"]
-    except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile):
-        x, y = draw(seed, count)  # the file is missing or damaged
-    buffer = io.BytesIO()
-    np.savez(buffer, x=x, y=y)
-    try:
-        user_cache().mkdir(parents=True, exist_ok=True)
-        atomic_write(user_cache() / name, buffer.getvalue())
-    except (OSError, RunError, RuntimeError) as error:  # RuntimeError: no home folder
-        logging.getLogger("main").warning("digits: cannot be cached for the next run: %s", error)
-    return x, y

@@ -13,8 +13,8 @@ from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
-from file_io import atomic_write
 from utils import RunError, UserError, format_bytes
+from utils.files import atomic_write
 
 TIMEOUT = 5  # seconds without data after which a mirror is given up
 MOST_BYTES = 2**28  # in a file, as received and unpacked; the largest has 170 million

@@ -2,7 +2,7 @@
 
 from data_loader.base import Data
 from data_loader.idx import idx_data
-from ranges import LocalPath, checked
+from utils.forms import LocalPath, checked
 
 MIRRORS = (
     "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",

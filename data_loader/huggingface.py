@@ -2,7 +2,6 @@
 
 import glob
 import importlib.util
-import io
 import os
 from functools import partial
 from itertools import chain, islice
@@ -10,14 +9,15 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from data_loader import grain_source, table
+from data_loader import grain, table
 from data_loader.base import Data
-from data_loader.folder import decoded, need_pillow, pixels
-from data_loader.grain_source import MEMORY_MB, Records
+from data_loader.grain import MEMORY_MB
+from data_loader.images import image_in, need_pillow, pixels
+from data_loader.paths import files_below
 from data_loader.table import LONGEST_LINE, TIMES_LARGER
-from file_io import check_kind, open_file
-from ranges import CountOrZero, NeedsTrust, at_most, checked
 from utils import UserError, check_memory, cut
+from utils.files import check_kind, open_file
+from utils.forms import CountOrZero, NeedsTrust, at_most, checked
 
 OLDEST = 4  # the first version of `datasets` that does not run a dataset's code
 FILE_TYPES = ("parquet", "csv", "json", "arrow")
@@ -79,12 +79,9 @@ def huggingface(
             raise UserError(f"{titles[key]}: column {y!r} {why} of the training set; {fix}")
     num_classes = len(classes) or largest(sets, y)
     parse = partial(example, x=column, y=y, classes=classes, image_size=image_size, color=color)
-    records = {
-        key: Records(Rows(rows, [column, y], titles[key]), parse, workers, num_classes)
-        for key, rows in sets.items()
-    }
-    named = {"num_classes": num_classes, "classes": classes or None}
-    return grain_source.data_of(records, memory_mb, **named)
+    records = {key: Rows(rows, [column, y], titles[key]) for key, rows in sets.items()}
+    facts = {"num_classes": num_classes, "classes": classes or None}
+    return grain.data_of(records, parse, workers, memory_mb, **facts)
 
 
 def opened(path, name, data_files, revision):
@@ -134,11 +131,8 @@ def check_local(path):
 def files_at(path):
     """A file, or those in a folder with all folders in it."""
     if not os.path.isdir(path):
-        yield path
-    for folder, folders, names in os.walk(path):
-        folders[:] = [name for name in folders if not name.startswith(".")]  # as .git
-        files = [os.path.join(folder, name) for name in names if not name.startswith(".")]
-        yield from (file for file in files if os.path.exists(file))  # not a link to nothing
+        return [path]
+    return filter(os.path.exists, files_below(path))  # not a link to nothing
 
 
 def split_of(found, path, split):
@@ -195,7 +189,10 @@ def example(row, *, x, y, classes, image_size, color):
         if cell is None:
             raise UserError(f"column {name!r}: is missing")
     if isinstance(value, dict) and {"bytes", "path"} <= value.keys():
-        image = image_of(x, value, image_size, color)
+        if value["bytes"] is None:
+            image = pixels(value["path"], image_size, color)
+        else:
+            image = image_in(value["bytes"], f"column {x!r}:", image_size, color)
     else:
         image = as_numbers(x, value)
     if classes and isinstance(target, str):
@@ -204,16 +201,6 @@ def example(row, *, x, y, classes, image_size, color):
             raise UserError(f"column {y!r}: no class {cut(repr(target), 40)} in training ({known})")
         target = classes.index(target)
     return image, as_numbers(y, target)
-
-
-def image_of(name, value, image_size, color):
-    """The image of a cell, which holds its bytes, or a path."""
-    if value["bytes"] is None:
-        return pixels(value["path"], image_size, color)
-    try:
-        return decoded(io.BytesIO(value["bytes"]), image_size, color)
-    except (OSError, SyntaxError, ValueError) as error:
-        raise UserError(f"column {name!r}: is not a readable image ({error})") from error
 
 
 def as_numbers(name, value):

@@ -13,8 +13,8 @@ import numpy as np
 
 from data_loader.base import Arrays, Data, check_labels
 from data_loader.download import Unreachable, damaged, fetch
-from file_io import open_file
 from utils import RunError, format_bytes
+from utils.files import open_file
 
 FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
@@ -32,7 +32,7 @@ def idx_data(name, folders, mirrors, digests, stand_in=None, classes=None):
 
     `stand_in` is the dataset factory to use if there are no files and no mirror can be reached.
     """
-    local = _find(folders)
+    local, where = _find(folders), " or ".join(map(str, folders))
     sizes = {
         key: idx_shape(local[images], 3)[0] if images in local else SIZES[key]
         for key, (images, _) in FILES.items()
@@ -42,13 +42,14 @@ def idx_data(name, folders, mirrors, digests, stand_in=None, classes=None):
         local = _find(folders)
         try:
             paths = {
-                file: local.get(file) or _download(name, folders, file, mirrors, digests[file])
+                file: local.get(file)
+                or _download(name, folders[-1], where, file, mirrors, digests[file])
                 for file in digests
             }
         except Unreachable as error:
             if stand_in is None or local:
                 raise
-            return _replaced(name, folders, stand_in, error)
+            return _replaced(name, where, stand_in, error)
         return {
             key: _read(name, paths[images], paths[labels])
             for key, (images, labels) in FILES.items()
@@ -67,28 +68,22 @@ def _find(folders):
     return paths
 
 
-def _download(name, folders, file, mirrors, digest):
-    path = Path(folders[-1], f"{file}.gz")
+def _download(name, folder, where, file, mirrors, digest):
+    path = Path(folder, f"{file}.gz")
     try:
         fetch([f"{mirror}{path.name}" for mirror in mirrors], path, digest)
     except Unreachable as error:
         raise Unreachable(
-            f"{name}: {file} is not in {_alternatives(folders)}, and {error}\n"
+            f"{name}: {file} is not in {where}, and {error}\n"
             f"Put the files {', '.join(ALL_FILES)} (plain or .gz) into {path.parent}, "
             "or run once with a network connection"
         ) from None
     return path
 
 
-def _alternatives(folders):
-    return " or ".join(str(folder) for folder in folders)
-
-
-def _replaced(name, folders, stand_in, error):
+def _replaced(name, where, stand_in, error):
     """The stand-in's datasets, with a warning so that they are not mistaken for the real ones."""
-    source = (
-        f"digits (stand-in for {name}: no files in {_alternatives(folders)}, no mirror reachable)"
-    )
+    source = f"digits (stand-in for {name}: no files in {where}, no mirror reachable)"
     line = "!" * 100
     logging.getLogger("main").warning(
         "%s\nNOT %s, but %s\n%s\n%s", line, name.upper(), source, error, line

@@ -8,11 +8,13 @@ import numpy as np
 
 from data_loader.base import Arrays, Batch, has_items, read_example
 from data_loader.nest import check_readable, check_type, map_nest, named_nest
-from ranges import at_least
 from utils import UserError, where_and_why
+from utils.forms import at_least
 
 SPLIT = 2**64 - 1  # the number of the random stream for the split; an epoch's is the epoch itself
 SHIFT = 2**63  # the first random stream of in_epoch
+# Attributes that a dataset may have (data_loader/base.py).
+ABOUT_DATASETS = ("classes", "tokenizer", "tokens_per_example", "advice")
 
 
 def epoch_order(n, batch_size, *, seed, epoch, shuffle):
@@ -46,24 +48,11 @@ class Subset:
     def __len__(self):
         return len(self.indices)
 
-    @property
-    def classes(self):
-        """The names of the classes of the whole dataset, if it has any."""
-        return getattr(self.dataset, "classes", None)
-
-    @property
-    def tokenizer(self):
-        """The tokenizer of the whole dataset, if it has one."""
-        return getattr(self.dataset, "tokenizer", None)
-
-    @property
-    def tokens_per_example(self):
-        return getattr(self.dataset, "tokens_per_example", None)
-
-    @property
-    def advice(self):
-        """What to do if a run waits for the data, if the whole dataset has such advice."""
-        return getattr(self.dataset, "advice", None)
+    def __getattr__(self, name):
+        """What the whole dataset says of itself; None if it does not."""
+        if name not in ABOUT_DATASETS:
+            raise AttributeError(name)
+        return getattr(self.dataset, name, None)
 
     @property
     def source(self):

@@ -5,7 +5,7 @@ from typing import Literal
 from data_loader.base import Data
 from data_loader.digits import digits
 from data_loader.idx import idx_data
-from ranges import LocalPath, checked
+from utils.forms import LocalPath, checked
 
 MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",

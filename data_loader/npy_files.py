@@ -1,11 +1,14 @@
 """NumPy's .npy and .npz files, whose headers may claim more than the file, or the memory, holds."""
 
+import io
 import math
 import zipfile
+from functools import lru_cache
 
+import numpy as np
 from numpy.lib import format as npy
 
-from file_io import Pieces, open_file
+from utils.files import Pieces, open_file
 
 MOST_HEADER = 2**16  # bytes of the header of an array; NumPy refuses those of more than 10,000
 MOST_DIRECTORY = 2**22  # bytes of the list of a zip file's members
@@ -30,6 +33,31 @@ def parsed(read, file):
         raise ValueError(f"its header is damaged: {type(error).__name__}: {error}") from error
     if not all(type(size) is int and size >= 0 for size in shape):
         raise ValueError(f"shape is not valid: {shape}")
+    return shape, fortran, dtype
+
+
+def array_in(data, start=0):
+    """(the array of the .npy file that begins at `start` in some bytes, the place of its end);
+    ValueError if there is none."""
+    # Version 1.0 of the format: magic, version, length of the header, header, numbers.
+    begin = start + 10 + int.from_bytes(data[start + 8 : start + 10], "little")
+    if data[start : start + 8] != b"\x93NUMPY\x01\x00" or begin > len(data):
+        raise ValueError(f"no .npy file begins at byte {start}")
+    shape, fortran, dtype = _header_in(data[start + 8 : begin])
+    size = math.prod(shape)
+    end = begin + size * dtype.itemsize
+    if end > len(data):
+        raise ValueError(f"it ends within an array of {dtype}{list(shape)}")
+    array = np.frombuffer(data, dtype, size, begin).reshape(shape, order="F" if fortran else "C")
+    return array.astype(dtype.newbyteorder("="), copy=False), end  # in this machine's byte order
+
+
+# All records have the same few headers, and parsing one takes longer than everything else.
+@lru_cache(1000)
+def _header_in(header):
+    shape, fortran, dtype = parsed(npy.read_array_header_1_0, io.BytesIO(header))
+    if dtype.hasobject:
+        raise ValueError(f"it has an array of {dtype}; it must hold numbers")
     return shape, fortran, dtype
 
 

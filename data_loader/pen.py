@@ -5,7 +5,7 @@ import numpy as np
 from data_loader.base import Arrays, Data
 from data_loader.digits import BLOCK, POINTS, SIZE, strokes
 from data_loader.loader import random_stream
-from ranges import Count, CountOrZero, checked
+from utils.forms import Count, CountOrZero, checked
 
 SHORTEST = 12  # points of a digit that is drawn fast; a slow one has all POINTS
 FEATURES = 3  # x and y from -1 to 1, and the distance from the previous point

@@ -1,23 +1,28 @@
-"""Files of records with random access: ArrayRecord, and TFRecord and tar with an index."""
+"""Files of records with random access: ArrayRecord, and TFRecord and tar with an index.
 
-import glob
+A record of a tar file is a sample as WebDataset has it, adjacent members with one key:
+`dogs/17.jpg` and `dogs/17.cls` are the members `jpg` and `cls` of the sample `dogs/17`.
+"""
+
 import importlib.util
 import os
 import re
+import tarfile
 from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, groupby, islice
 
 import numpy as np
 
-from data_loader.tar_files import TarSamples
-from file_io import check_kind, open_file
+from data_loader.paths import paths
 from utils import Damaged, UserError, cut, format_bytes
+from utils.files import Pieces, open_file
 
 ARRAY_RECORD = bytes.fromhex("83af70d10d884a3f")  # the first bytes: the signature of Riegeli
 MOST_BYTES = 2**31  # of one record, as in a protocol buffer
-MOST_FILES = 100_000  # of one pattern
+MOST_HEADER = 2**20  # bytes that are read at once between two members of a tar file, as for a name
+MEMBER = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)  # the key and the ending
 MAX_OPEN = 512  # open files per process, half of the usual limit of a system
 NEEDS = (
     "reading these files needs {}, which is not installed: "
@@ -62,63 +67,6 @@ class RecordFiles:
             ) from error
 
 
-def paths(pattern, ending):
-    """The files of a path or a pattern, sorted; the `ending` is that of the example in a message.
-
-    Where a pattern with `*` matches files numbered `-00000-of-00010`, all of them must exist; and
-    so must all of `{000..012}`.
-    """
-    if numbers := re.search(r"\{(\d+)\.\.(\d+)\}", pattern):
-        first, last = numbers.groups()
-        if not int(first) <= int(last) < int(first) + MOST_FILES:
-            raise UserError(f"{pattern}: {numbers[0]} is not a range of up to {MOST_FILES} files")
-        before, after = pattern[: numbers.start()], pattern[numbers.end() :]
-        each = (f"{i:0{len(first)}}" for i in range(int(first), int(last) + 1))
-        return [path for i in each for path in paths(f"{before}{i}{after}", ending)]
-    files = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
-    files = [path for path in files if not os.path.isdir(path)]
-    if not files and os.path.isdir(pattern):
-        inside = sorted(glob.glob(os.path.join(glob.escape(pattern), f"*{ending}")))
-        likely = [path for path in inside if "train" in os.path.basename(path)] or inside
-        example = [*likely, os.path.join(pattern, f"*{ending}")][0]
-        raise UserError(f"{pattern}: is a folder; name the files in it, as {example}")
-    if not files:
-        raise UserError(
-            f"{pattern}: no such file; name one file, or several with a pattern such as "
-            f"data/train-*{os.path.splitext(pattern)[1] or ending}"
-        )
-    refuse_pipes(files)
-    if "*" in pattern:
-        check_numbers(files)
-    return files
-
-
-def check_numbers(files):
-    """Refuse files numbered as `-00000-of-00010` if some are missing."""
-    numbered = [re.fullmatch(r"(.*-)(\d+)(-of-0*(\d+).*)", path) for path in files]
-    series = {(m[1], len(m[2]), m[3], int(m[4])) for m in numbered if m}
-    counts = {}
-    for before, _, _, count in sorted(series):
-        if counts.setdefault(before, count) != count:
-            both = f"files of {counts[before]} and files of {count}"
-            raise UserError(f"{before}*: there are {both}; delete those that were written earlier")
-    for before, width, after, count in sorted(series):
-        names = (f"{before}{i:0{width}}{after}" for i in range(min(count, MOST_FILES + 1)))
-        missing = sorted(set(names) - set(files))
-        if missing:
-            present = min(count, MOST_FILES + 1) - len(missing)
-            raise UserError(f"{missing[0]}: is missing; {present} of the {count} files are present")
-
-
-def refuse_pipes(files):
-    """Raise unless all files are regular: others, such as pipes, may never end."""
-    for path in files:
-        try:
-            check_kind(path)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-
-
 def _opened(path):
     """The records of one file, whose format is recognized by its first bytes."""
     try:
@@ -131,7 +79,7 @@ def _opened(path):
     if head[257:262] == b"ustar":
         return TarSamples(path)
     if head.startswith(ARRAY_RECORD):
-        return _array_records(path)
+        return ArrayRecords(path)
     if head.startswith(b"\x1f\x8b"):
         raise UserError(
             f"{path}: the whole file is compressed, so that no single record can be read; "
@@ -145,24 +93,20 @@ def _opened(path):
     return TFRecords(path)
 
 
-def _array_records(path):
-    if importlib.util.find_spec("array_record") is None:
-        raise UserError(NEEDS.format("array_record"))
-    try:
-        return ArrayRecords(path)
-    except (RuntimeError, ValueError) as error:
-        raise Damaged(
-            f"{path}: is not a complete ArrayRecord file ({error}); write or copy it again"
-        ) from error
-
-
 class ArrayRecords:
     """The records of an ArrayRecord file."""
 
     def __init__(self, path):
+        if importlib.util.find_spec("array_record") is None:
+            raise UserError(NEEDS.format("array_record"))
         status = os.stat(path)
         self.path, self.stamp = path, (status.st_mtime_ns, status.st_size)
-        self.count = len(_source(path, self.stamp))
+        try:
+            self.count = len(_source(path, self.stamp))
+        except (RuntimeError, ValueError) as error:
+            raise Damaged(
+                f"{path}: is not a complete ArrayRecord file ({error}); write or copy it again"
+            ) from error
 
     def __len__(self):
         return self.count
@@ -191,13 +135,8 @@ class TFRecords:
 
     def __getitem__(self, number):
         start, end = map(int, self.offsets[number : number + 2])
-        if end - start > MOST_BYTES:
-            raise OSError(f"it has {format_bytes(end - start)}; at most {format_bytes(MOST_BYTES)}")
-        # Opened for every record, since a thousand files are too many to keep open.
-        with open(self.path, "rb", buffering=0) as file:
-            file.seek(start + 12)
-            data = file.read(end - start - 12)
-        if len(data) != end - start - 12 or _checksum(data[:-4]) != data[-4:]:
+        data = _read(self.path, start + 12, end - start - 12)
+        if _checksum(data[:-4]) != data[-4:]:
             raise OSError("its checksum is wrong")
         return data[:-4]
 
@@ -232,3 +171,75 @@ def _checksum(data):
         raise UserError(NEEDS.format("crc32c")) from error
     crc = crc32c(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8 & 0xFFFFFFFF).to_bytes(4, "little")
+
+
+class TarSamples:
+    """The samples of a tar file, each {ending: bytes}; only their places are kept in memory."""
+
+    def __init__(self, path):
+        self.path, starts, endings, members = path, [], {}, []
+        for _, sample in _samples(path):
+            starts.append(len(members))
+            for ending, offset, size in sample:
+                members.append((endings.setdefault(ending, len(endings)), offset, size))
+        self.endings = list(endings)
+        self.starts = np.array([*starts, len(members)], np.int64)
+        self.members = np.array(members, np.int64).reshape(-1, 3)
+
+    def __len__(self):
+        return len(self.starts) - 1
+
+    def __getitem__(self, number):
+        places = self.members[self.starts[number] : self.starts[number + 1]].tolist()
+        first = places[0][1]
+        size = sum(places[-1][1:]) - first
+        data = _read(self.path, first, size)
+        begins = ((self.endings[i], offset - first, size) for i, offset, size in places)
+        return {ending: data[begin : begin + size] for ending, begin, size in begins}
+
+    def key(self, number):
+        """The key of a sample."""
+        return next(islice(_samples(self.path), number, None))[0]
+
+
+def _samples(path):
+    """(key, [(ending, offset, size)]) of each sample."""
+    for key, group in groupby(_members(path), lambda member: member[0]):
+        sample = [member[1:] for member in group]
+        endings = [ending for ending, _, _ in sample]
+        if twice := [ending for ending in endings if endings.count(ending) > 1]:
+            raise UserError(f"{path}: the sample {key!r} has two members .{twice[0]}; delete one")
+        yield key, sample
+
+
+def _members(path):
+    """(key, ending, offset, size) of each member that is a regular file with an ending."""
+    count = 0
+    try:
+        headers = Pieces(file := open_file(path), MOST_HEADER)
+        with file, tarfile.open(fileobj=headers, mode="r:") as archive:
+            while (member := archive.next()) is not None:
+                archive.members = []  # or the list would grow with every member
+                count += 1
+                named = MEMBER.fullmatch(member.name)
+                if member.isreg() and not member.issparse() and named:
+                    yield *named.groups(), member.offset_data, member.size
+            # tarfile also ends where a header is damaged.
+            file.seek(archive.offset)
+            if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
+                raise tarfile.ReadError("a damaged header")
+    except (tarfile.TarError, OSError, ValueError, ArithmeticError, RecursionError) as error:
+        why = f"is not a whole tar file: after {count} members: {error}; copy it again"
+        raise Damaged(f"{path}: {why}") from error
+
+
+def _read(path, start, size):
+    """A record, from the file that is opened for each one: a thousand are too many to keep open."""
+    if size > MOST_BYTES:
+        raise OSError(f"it has {format_bytes(size)}; at most {format_bytes(MOST_BYTES)}")
+    with open(path, "rb", buffering=0) as file:
+        file.seek(start)
+        data = file.read(size)
+    if len(data) < size:
+        raise OSError("the file ends within it")
+    return data

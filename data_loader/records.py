@@ -7,53 +7,65 @@ Your own function is named in the config as `my_module.my_parse`, and is written
 import io
 import math
 import os
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from numpy.lib import format as npy
 
-from data_loader import protobuf
 from data_loader.base import Parsed
-from data_loader.folder import decoded
-from data_loader.npy_files import parsed
+from data_loader.images import image_in
+from data_loader.npy_files import array_in
 from utils import RunError, UserError
+
+INSTALL = "run `pip install -r training/optional.txt`"
+# The messages of TensorFlow's example.proto and feature.proto.
+TF_EXAMPLE = """
+name: "example.proto" syntax: "proto3"
+message_type { name: "Example" field { name: "features" number: 1 type_name: "Features" } }
+message_type {
+  name: "Features"
+  field { name: "feature" number: 1 label: LABEL_REPEATED type_name: "Entry" }
+}
+message_type {
+  name: "Entry"
+  field { name: "name" number: 1 type: TYPE_STRING }
+  field { name: "feature" number: 2 type_name: "Feature" }
+}
+message_type {
+  name: "Feature"
+  field { name: "bytes_list" number: 1 type_name: "BytesList" oneof_index: 0 }
+  field { name: "float_list" number: 2 type_name: "FloatList" oneof_index: 0 }
+  field { name: "int64_list" number: 3 type_name: "Int64List" oneof_index: 0 }
+  oneof_decl { name: "kind" }
+}
+message_type {
+  name: "BytesList" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_BYTES }
+}
+message_type {
+  name: "FloatList" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_FLOAT }
+}
+message_type {
+  name: "Int64List" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_INT64 }
+}
+"""
 
 
 def numpy_example(record) -> Parsed:
     """A record that write_records wrote: two .npy files, x and y, one after the other."""
-    x, end = _array(record, 0)
-    y, end = _array(record, end)
+    try:
+        x, end = array_in(record)
+        y, end = array_in(record, end)
+    except ValueError as error:
+        raise UserError(
+            f"is not two arrays in .npy form ({error}); set `parse` to the function that reads it: "
+            "tf_example, or your own"
+        ) from error
     if end != len(record):
         raise UserError(
             f"has {len(record) - end} bytes after its two arrays; was it written by write_records?"
         )
     return x, y
-
-
-def tf_example(
-    record,
-    *,
-    x: str = "image",
-    y: str = "label",
-    shape: tuple[int, ...] | None = None,
-    dtype: str = "uint8",
-    image_size: tuple[int, int] | None = None,
-    color: Literal["rgb", "gray"] = "rgb",
-) -> Parsed:
-    """Features `x` and `y` of a tf.train.Example; bytes are an image, or numbers with a `shape`."""
-    try:
-        features = protobuf.features(record)
-        values = {name: protobuf.values(features[name]) for name in (x, y) if name in features}
-    except (ValueError, TypeError) as error:
-        raise UserError(f"is not a tf.train.Example: {error}") from error
-    for name in (x, y):
-        if values.get(name) is None or not len(values[name]):
-            raise UserError(
-                f"has no values of a feature {name!r}; its features: {', '.join(sorted(features))}"
-            )
-    return _input(x, values[x], shape, dtype, image_size, color), _target(y, values[y])
 
 
 def write_records(path, dataset, shards=1):
@@ -90,87 +102,84 @@ def numpy_record(example):
     return file.getvalue()
 
 
-def npy_array(data):
-    """The array of a whole .npy file, given as its bytes."""
-    array, end = _array(data, 0)
-    if end != len(data):
-        raise UserError(f"has {len(data) - end} bytes after its array")
-    return array
-
-
-def _array(record, start):
-    """(the array of the .npy file that begins at `start`, the offset of its end)"""
-    # Version 1.0 of the format: magic, version, length of the header, header, data.
-    data = start + 10 + int.from_bytes(record[start + 8 : start + 10], "little")
-    if record[start : start + 8] != b"\x93NUMPY\x01\x00" or data > len(record):
+def tf_example(
+    record,
+    *,
+    x: str = "image",
+    y: str = "label",
+    shape: tuple[int, ...] | None = None,
+    dtype: str = "uint8",
+    image_size: tuple[int, int] | None = None,
+    color: Literal["rgb", "gray"] = "rgb",
+) -> Parsed:
+    """Features `x` and `y` of a tf.train.Example; bytes are an image, or numbers with a `shape`."""
+    example_class, decode_error = tf_example_class()
+    try:
+        features = {e.name: e.feature for e in example_class.FromString(record).features.feature}
+    except decode_error as error:
+        raise UserError(f"is not a tf.train.Example: {error}") from error
+    found = {name: _values(name, features[name]) for name in (x, y) if name in features}
+    for name in (x, y):
+        if not len(found.get(name, ())):
+            raise UserError(
+                f"has no values of a feature {name!r}; its features: {', '.join(sorted(features))}"
+            )
+    if isinstance(found[y], list):
         raise UserError(
-            "is not two arrays in .npy form; set `parse` to the function that reads it: "
-            "tf_example, or your own"
+            f"feature {y!r} is {found[y][0][:20]!r}, but a target must be numbers; "
+            "write a `parse` function that converts it"
         )
-    shape, fortran, dtype = _header(record[start + 8 : data])
-    size = math.prod(shape)
-    end = data + size * dtype.itemsize
-    if end > len(record):
-        raise UserError(f"ends within an array of {dtype}{list(shape)}")
-    array = np.frombuffer(record, dtype, size, data).reshape(shape, order="F" if fortran else "C")
-    return array.astype(dtype.newbyteorder("="), copy=False), end  # in this machine's byte order
+    target = found[y][0] if len(found[y]) == 1 else found[y]
+    return _input(x, found[x], shape, dtype, image_size, color), target
 
 
-# All records have the same few headers, and parsing one takes longer than everything else.
-@lru_cache(1000)
-def _header(header):
-    shape, fortran, dtype = parsed(npy.read_array_header_1_0, io.BytesIO(header))
-    if dtype.hasobject:
-        raise UserError(f"has an array of {dtype}; it must hold numbers")
-    return shape, fortran, dtype
+@cache
+def tf_example_class():
+    """(the class of the message tf.train.Example, the error of bytes that are none)"""
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+        from google.protobuf.message import DecodeError
+    except ImportError as error:
+        raise UserError(f"tf_example: needs protobuf, which is not installed: {INSTALL}") from error
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(text_format.Parse(TF_EXAMPLE, descriptor_pb2.FileDescriptorProto()))
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("Example")), DecodeError
+
+
+def _values(name, feature):
+    """A list of bytes, or an array of float32 or int32, the integer type on devices."""
+    kind = feature.WhichOneof("kind")
+    if kind is None:
+        return ()
+    values = getattr(feature, kind).value
+    if kind == "bytes_list":
+        return list(values)
+    if kind == "float_list":
+        return np.array(values, np.float32)
+    numbers = np.array(values, np.int64)
+    converted = numbers.astype(np.int32)
+    if len(too_large := numbers[numbers != converted]):
+        raise UserError(f"feature {name!r} has {too_large[0]}, which does not fit into int32")
+    return converted
 
 
 def _input(name, values, shape, dtype, image_size, color):
     """The model's input, from the values of a feature."""
-    if isinstance(values, np.ndarray):
-        return _shaped(name, _numbers(name, values), shape)
-    if len(values) != 1:
-        raise UserError(f"feature {name!r} has {len(values)} values of bytes, it needs one")
-    if shape is not None:
+    if isinstance(values, list):
+        if len(values) != 1:
+            raise UserError(f"feature {name!r} has {len(values)} values of bytes, it needs one")
+        if shape is None:
+            hint = "; raw numbers need a `shape`"
+            return image_in(values[0], f"feature {name!r}", image_size, color, hint)
         try:
-            return _shaped(name, np.frombuffer(values[0], dtype), shape)
+            values = np.frombuffer(values[0], dtype)
         except (ValueError, TypeError) as error:
             raise UserError(
                 f"feature {name!r}: {len(values[0])} bytes are not {dtype}{list(shape)}: {error}"
             ) from error
-    try:
-        return decoded(io.BytesIO(values[0]), image_size, color)
-    except (OSError, SyntaxError, ValueError) as error:
-        raise UserError(
-            f"feature {name!r} is not a readable image ({error}); raw numbers need a `shape`"
-        ) from error
-
-
-def _shaped(name, values, shape):
     if shape is not None and len(values) != math.prod(shape):
         raise UserError(
             f"feature {name!r} has {len(values)} values, the shape {list(shape)} needs "
             f"{math.prod(shape)}"
         )
     return values if shape is None else values.reshape(shape)
-
-
-def _target(name, values):
-    """The target, from the values of a feature: one number or an array."""
-    if isinstance(values, list):
-        raise UserError(
-            f"feature {name!r} is {values[0][:20]!r}, but a target must be numbers; "
-            "write a `parse` function that converts it"
-        )
-    numbers = _numbers(name, values)
-    return numbers[0] if len(numbers) == 1 else numbers
-
-
-def _numbers(name, values):
-    """int64 converted to int32, which is the integer type on devices; other types unchanged."""
-    if values.dtype != np.int64:
-        return values
-    converted = values.astype(np.int32)
-    if len(too_large := values[values != converted]):
-        raise UserError(f"feature {name!r} has {too_large[0]}, which does not fit into int32")
-    return converted

@@ -7,11 +7,11 @@ can learn spelling, grammar, agreement and coherence over some hundred character
 from typing import Literal
 
 from data_loader.base import Data, Tokenizer
-from data_loader.documents import Document, divided
+from data_loader.documents import Document, Given, corpus_of
 from data_loader.loader import random_stream
-from data_loader.text import cached, identity, prepared, text_data
+from data_loader.text import prepared, text_data
 from data_loader.tokenizers.plain import characters
-from ranges import Count, CountOrZero, Fraction, checked
+from utils.forms import Count, CountOrZero, Fraction, checked
 
 VERSION = 1  # part of the cache's key: increase it with every change to a story
 
@@ -104,19 +104,12 @@ def stories(
 ) -> Data:
     """Windows of `length` tokens from little stories, written from a seed; 1800 of them are 1 MB.
     The default tokenizer is `characters`."""
-    tokenizer = tokenizer or characters()
 
-    def make():
-        sets = divided(written(seed, count), {"val": val_size}, seed)
-        return prepared(sets, tokenizer, several=True)
+    def corpus():
+        return corpus_of("stories", [Given(written(seed, count))], {"val": val_size}, seed)
 
-    settings = [VERSION, seed, count, val_size, identity(tokenizer)]
-    return text_data(
-        cached("stories", settings, make),
-        dict.fromkeys(("train", "val", "test"), "stories"),
-        length,
-        documents,
-    )
+    made = prepared("stories", [VERSION, seed, count, val_size], corpus, tokenizer or characters())
+    return text_data(made, dict.fromkeys(made.tokens, "stories"), length, documents)
 
 
 def written(seed, count):

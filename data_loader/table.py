@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_loader.base import Arrays, Data
-from file_io import open_file
-from ranges import LocalPath, checked
+from data_loader.base import Arrays, Data, named_sets
 from utils import UserError, check_memory, cut
+from utils.files import open_file
+from utils.forms import LocalPath, checked
 
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?")
 MOST_BYTES = 2**32  # of a file
@@ -180,8 +180,7 @@ def rows_of(path, columns, missing=MISSING, separator=","):
 
 def tables_of(read, train, val, test):
     """The tables that `read` reads from the paths of the three sets; a path may be None."""
-    paths = {"train": train, "val": val, "test": test}
-    return {name: read(path) for name, path in paths.items() if path}
+    return {name: read(path) for name, path in named_sets(train, val, test).items()}
 
 
 def data_of(tables, target, leave_out, categories, classes=()):

@@ -1,34 +1,28 @@
 """Text files as examples for a language model, turned into tokens when a run starts."""
 
 import hashlib
-import io
 import json
-import logging
 import os
-import time
-import zipfile
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from data_loader.base import Data, Tokenizer
+from data_loader.base import Data, Tokenizer, named_sets
+from data_loader.cache import cached
 from data_loader.documents import (
     FIELD,
     VERSION,
-    divided,
-    documents_of,
-    encoded,
-    ready,
-    separator_of,
+    corpus_of,
+    is_json_lines,
+    parts_of,
+    text_files,
 )
-from data_loader.text_files import is_json_lines, text_files, text_of
-from data_loader.tokenizers.plain import UntrainedCharacters, characters
+from data_loader.tokenizers.plain import characters
 from data_loader.tokenizers.saved import from_json
-from data_loader.tokens import check_boundary
-from data_loader.windows import Stream, Windows, window_data
-from file_io import atomic_write
-from ranges import Count, CountOrZero, Fraction, LocalPath, checked
-from utils import PACKAGE, RunError, UserError, user_cache
+from data_loader.windows import Stream, window_data
+from utils import PACKAGE, UserError
+from utils.files import open_file
+from utils.forms import Count, CountOrZero, Fraction, LocalPath, checked
 
 LARGEST = 2**28  # bytes of text that are turned into tokens each time a run starts
 SLOW = 0.5  # seconds; a result that took longer is cached for the next run
@@ -37,7 +31,7 @@ SLOW = 0.5  # seconds; a result that took longer is cached for the next run
 class Prepared(NamedTuple):
     """The tokens of each set, their tokenizer, and their size."""
 
-    tokens: dict  # {set: array}
+    tokens: dict[str, np.ndarray]
     tokenizer: Tokenizer
     bytes_per_token: float
 
@@ -60,9 +54,8 @@ def text(
     is one document, or several with `separator` (<|endoftext|>) between them; a .jsonl has one per
     line, under the key `field` of an object. If `val` or `test` is left out, the set is a share of
     the documents of `train`, `val_size` or `test_size`. The default tokenizer is `characters`."""
-    tokenizer = tokenizer or characters()
-    given = {"train": train, "val": val, "test": test}
-    files = {name: text_files(path) for name, path in given.items() if path is not None}
+    given = named_sets(train, val, test)
+    files = {name: text_files(path) for name, path in given.items()}
     total = sum(os.path.getsize(file) for named in files.values() for file in named)
     if total > LARGEST:
         raise UserError(
@@ -70,60 +63,73 @@ def text(
             f"do it once with `python -m data_loader.tokenize {train} --out data/tokens`, and use "
             "the dataset `tokens`"
         )
-    texts = {name: [(file, text_of(file)) for file in named] for name, named in files.items()}
-    if separator and not any(separator_of(separator) in one for _, one in texts["train"]):
-        message = "%s: the separator %r is not in the text, so it divides no file into documents"
-        logging.getLogger("main").warning(message, train, separator)
     shares = {"val": 0.0 if val else val_size, "test": 0.0 if test else test_size}
 
-    def make():
-        sets = {
-            name: [one for pair in pairs for one in documents_of(*pair, separator, field=field)]
-            for name, pairs in texts.items()
+    def corpus():
+        parts = {
+            name: [part for file in named for part in parts_of(file, separator, field)]
+            for name, named in files.items()
         }
-        several = sum(map(len, sets.values())) > 1
-        sets = divided(sets.pop("train"), shares, split_seed) | sets
-        return prepared(sets, tokenizer, several)
+        found = corpus_of(train, parts.pop("train"), shares, split_seed, separator)
+        for name, own in parts.items():
+            found = found.extended(name, own)
+        return found
 
     content = {
-        name: [
-            [hashlib.sha256(one.encode()).hexdigest(), is_json_lines(file)] for file, one in pairs
-        ]
-        for name, pairs in texts.items()
+        name: [[digest_of(file), is_json_lines(file)] for file in named]
+        for name, named in files.items()
     }
-    settings = [content, separator, field, shares, split_seed, identity(tokenizer)]
-    sources = {name: path or train for name, path in given.items()}
-    return text_data(cached("text", settings, make), sources, length, documents)
+    settings = [content, separator, field, shares, split_seed]
+    made = prepared("text", settings, corpus, tokenizer or characters())
+    sources = {name: given.get(name, train) for name in made.tokens}
+    return text_data(made, sources, length, documents)
 
 
-def prepared(sets, tokenizer, several):
-    """The tokens of {set: documents}. A tokenizer is trained on the documents of `train`, but
-    `characters` on those of all sets. `several` says whether there are several documents."""
-    every = [document for documents in sets.values() for document in documents]
-    of_all = isinstance(tokenizer, UntrainedCharacters)
-    tokenizer = ready(tokenizer, every if of_all else sets["train"])
-    tokens = {name: encoded(tokenizer, part, several) for name, part in sets.items()}
-    size = sum(len(document.text.encode()) for document in every)
+def digest_of(file):
+    with open_file(file) as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def prepared(name, settings, corpus, tokenizer):
+    """The tokens of corpus(), of a run before with the same settings if they were cached."""
+    kind = identity(tokenizer)
+    if kind is None:
+        return tokenized(corpus(), tokenizer)
+
+    def arrays():
+        made = tokenized(corpus(), tokenizer)
+        tokens = {f"tokens/{key}": array for key, array in made.tokens.items()}
+        return tokens | {"tokenizer": made.tokenizer.to_json(), "rate": made.bytes_per_token}
+
+    key = hashlib.sha256(json.dumps([VERSION, *settings, kind]).encode()).hexdigest()
+    kept = cached(f"{name}-v{VERSION}-{key[:24]}", arrays, SLOW)
+    tokens = {key[7:]: array for key, array in kept.items() if key.startswith("tokens/")}
+    return Prepared(tokens, from_json(str(kept["tokenizer"])), float(kept["rate"]))
+
+
+def tokenized(corpus, tokenizer):
+    """The tokens of all documents, by a tokenizer that is trained on them if it is not yet."""
+    if hasattr(tokenizer, "train"):
+        tokenizer = tokenizer.train([*corpus.texts(tokenizer)])
+    tokens, size = corpus.tokens(tokenizer)
     return Prepared(tokens, tokenizer, size / max(1, sum(map(len, tokens.values()))))
 
 
 def text_data(made, sources, length, documents):
     """The Data of prepared tokens; `sources` are the names of the texts of each set."""
-    tokenizer, vocab_size = made.tokenizer, made.tokenizer.vocab_size
-    boundary = check_boundary(documents, tokenizer.end_of_text, vocab_size)
-    sets = {
-        name: Windows(
-            Stream([(f"{sources[name]} ({name})", array)]),
-            length,
-            vocab_size,
-            boundary=boundary,
-            tokenizer=tokenizer,
-            source=sources[name],
-        )
-        for name, array in made.tokens.items()
+    streams = {
+        name: (sources[name], Stream([(f"{sources[name]} ({name})", tokens)]))
+        for name, tokens in made.tokens.items()
     }
-    facts = {"vocab_size": vocab_size, "bytes_per_token": made.bytes_per_token}
-    return window_data(sets, length, tokenizer=tokenizer, **facts)
+    return window_data(
+        streams,
+        length,
+        documents,
+        vocab_size=made.tokenizer.vocab_size,
+        end_of_text=made.tokenizer.end_of_text,
+        tokenizer=made.tokenizer,
+        bytes_per_token=made.bytes_per_token,
+    )
 
 
 def identity(tokenizer):
@@ -132,31 +138,3 @@ def identity(tokenizer):
     if not type(tokenizer).__module__.startswith(f"{PACKAGE}data_loader."):
         return None
     return tokenizer.to_json() if hasattr(tokenizer, "to_json") else repr(tokenizer)
-
-
-def cached(name, settings, make):
-    """make(), cached in the user's folder under a hash of the settings if it takes long."""
-    if settings[-1] is None:
-        return make()
-    digest = hashlib.sha256(json.dumps([VERSION, settings]).encode()).hexdigest()
-    path = f"{name}-v{VERSION}-{digest[:24]}.npz"
-    try:
-        with np.load(user_cache() / path, allow_pickle=False) as file:
-            tokens = {key[7:]: file[key] for key in file.files if key.startswith("tokens/")}
-            tokenizer = from_json(str(file["tokenizer"]))
-            return Prepared(tokens, tokenizer, float(file["bytes_per_token"]))
-    except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile):
-        begin = time.perf_counter()
-        made = make()  # the file is missing or damaged
-    if time.perf_counter() - begin > SLOW:
-        buffer = io.BytesIO()
-        arrays = {f"tokens/{name}": array for name, array in made.tokens.items()}
-        about = {"tokenizer": made.tokenizer.to_json(), "bytes_per_token": made.bytes_per_token}
-        np.savez(buffer, **arrays, **about)
-        try:
-            user_cache().mkdir(parents=True, exist_ok=True)
-            atomic_write(user_cache() / path, buffer.getvalue())
-        except (OSError, RunError, RuntimeError) as error:  # RuntimeError: no home folder
-            logger = logging.getLogger("main")
-            logger.warning("%s: cannot be cached for the next run: %s", name, error)
-    return made

@@ -1,17 +1,18 @@
 """Files of tokens that are larger than memory: .bin as nanoGPT and llm.c write them, and .npy."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NotRequired, TypedDict
 
 import numpy as np
 
-from data_loader.base import Data
+from data_loader.base import Data, named_sets
 from data_loader.npy_files import header_of
-from data_loader.record_files import paths
-from data_loader.windows import Stream, Windows, window_data
-from file_io import check_kind, open_file, parse_json, read_file
-from ranges import Count, CountOrZero, LocalPath, checked
+from data_loader.paths import paths
+from data_loader.tokenizers.saved import from_json, tokenizer_file
+from data_loader.windows import Stream, window_data
 from utils import UserError, cut
+from utils.files import check_kind, open_file, parse_json, read_file
+from utils.forms import Count, CountOrZero, LocalPath, NonNegative, checked, form
 
 ABOUT = "tokens.json"  # facts that data_loader/tokenize.py writes about the files beside it
 TOKENIZER = "tokenizer.json"
@@ -39,16 +40,15 @@ def tokens(
     `dtype`, `vocab_size`, `end_of_text` and the file of the `tokenizer` are found beside files that
     `python -m data_loader.tokenize` wrote. With documents "apart", the tokens of a document do not
     see other documents in the same window."""
-    files = {
-        name: paths(pattern, ".bin")
-        for name, pattern in {"train": train, "val": val, "test": test}.items()
-        if pattern is not None
-    }
+    files = {name: paths(each, ".bin") for name, each in named_sets(train, val, test).items()}
     about = shared_description(
         list(dict.fromkeys(Path(f).parent for each in files.values() for f in each))
     )
-    dtype, own = dtype or about.get("dtype"), tokenizer or about.get("tokenizer")
-    made_by = tokenizer_at(own) if own else None
+    dtype = dtype or about.get("dtype")
+    if tokenizer:
+        made_by = tokenizer_file(tokenizer)
+    else:
+        made_by = from_json(about["tokenizer"]) if "tokenizer" in about else None
     vocab_size = vocab_size or about.get("vocab_size") or (made_by and made_by.vocab_size)
     if vocab_size is None:
         raise ValueError(
@@ -57,88 +57,62 @@ def tokens(
         )
     if end_of_text is None:
         end_of_text = about.get("end_of_text", made_by and made_by.end_of_text)
-    boundary = check_boundary(documents, end_of_text, vocab_size)
     dtype = dtype or ("uint32" if vocab_size > 2**16 else None)  # None: llm.c's, or uint16
-    sets = {}
+    streams = {}
     for name, named in files.items():
         stream = Stream([(path, opened(path, dtype, vocab_size)) for path in named])
-        source = f"{named[0]} and {len(named) - 1} more files" if len(named) > 1 else named[0]
-        keywords = {"boundary": boundary, "tokenizer": made_by, "source": source}
-        sets[name] = Windows(stream, length, vocab_size, **keywords)
-    facts = {"vocab_size": vocab_size, "bytes_per_token": about.get("bytes_per_token")}
-    return window_data(sets, length, tokenizer=made_by, **facts)
+        more = f" and {len(named) - 1} more files" if len(named) > 1 else ""
+        streams[name] = f"{named[0]}{more}", stream
+    return window_data(
+        streams,
+        length,
+        documents,
+        vocab_size=vocab_size,
+        end_of_text=end_of_text,
+        tokenizer=made_by,
+        bytes_per_token=about.get("bytes_per_token"),
+    )
 
 
-def check_boundary(documents, end_of_text, vocab_size):
-    """The token at which documents are kept apart, or None."""
-    if documents == "joined":
-        return None
-    if end_of_text is None or end_of_text >= vocab_size:
-        found = "is unknown" if end_of_text is None else f"is {end_of_text}"
-        raise ValueError(
-            f"end_of_text: {found}; to keep documents apart, set it to the token that ends each "
-            f"of them (GPT-2's is 50256), below the vocab_size {vocab_size}"
-        )
-    return end_of_text
+class About(TypedDict):
+    """The file tokens.json beside files of tokens."""
+
+    dtype: Literal["uint16", "uint32"]
+    vocab_size: Count
+    end_of_text: CountOrZero | None
+    bytes_per_token: NotRequired[NonNegative | None]
+    tokens: NotRequired[dict]
+
+
+def described(folder):
+    """The content of tokens.json in a folder, with the text of the tokenizer beside it; {} without
+    one."""
+    path, beside = folder / ABOUT, folder / TOKENIZER
+    if not path.exists():
+        return {}
+    try:
+        about = form(About).read(parse_json(read_file(path).decode()), ABOUT)
+    except (OSError, ValueError) as error:
+        why = cut(str(error), 200)
+        raise UserError(
+            f"{path}: is not what data_loader.tokenize writes ({why}); prepare the files again"
+        ) from error
+    return about | ({"tokenizer": tokenizer_file(beside).to_json()} if beside.exists() else {})
 
 
 def shared_description(folders):
     """The content of tokens.json in the first folder; raises if another folder's tokens were made
     with another tokenizer."""
-    about = described(folders[0])
+    first = described(folders[0])
     for folder in folders[1:]:
         other = described(folder)
-        if about and other and preparation_of(about) != preparation_of(other):
+        keys = ("dtype", "vocab_size", "end_of_text", "tokenizer") if first and other else ()
+        if any(first.get(key) != other.get(key) for key in keys):
             raise UserError(
                 f"{folder}: its tokens were made with another tokenizer than those in "
                 f"{folders[0]}; prepare both with one --tokenizer, a tokenizer.json"
             )
-    return about
-
-
-def preparation_of(about):
-    """The parts of tokens.json that must be equal for files that are used together."""
-    tokenizer = tokenizer_at(about["tokenizer"]).to_json() if "tokenizer" in about else None
-    return [about[key] for key in ("dtype", "vocab_size", "end_of_text")], tokenizer
-
-
-def described(folder):
-    """The content of tokens.json in a folder, {} without one; `tokenizer` is the path beside it."""
-    path = folder / ABOUT
-    if not path.exists():
-        return {}
-    try:
-        kept = facts_of(parse_json(read_file(path).decode()))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        why = cut(str(error), 200)
-        raise UserError(
-            f"{path}: is not what data_loader.tokenize writes ({why}); prepare the files again"
-        ) from error
-    beside = folder / TOKENIZER
-    return kept | ({"tokenizer": str(beside)} if beside.exists() else {})
-
-
-def facts_of(about):
-    """The values of tokens.json that are used; raises if they cannot be what was written."""
-    kept = {key: about[key] for key in ("dtype", "vocab_size", "end_of_text")}
-    kept["bytes_per_token"] = about.get("bytes_per_token")
-    vocab_size, end, rate = (kept[key] for key in ("vocab_size", "end_of_text", "bytes_per_token"))
-    is_valid = {
-        "dtype": kept["dtype"] in DTYPES,
-        "vocab_size": type(vocab_size) is int and 1 <= vocab_size <= 2**31,
-        "end_of_text": end is None or (type(end) is int and 0 <= end < 2**31),
-        "bytes_per_token": rate is None or (type(rate) in (int, float) and 0 <= rate < 2**31),
-    }
-    for key, valid in is_valid.items():
-        if not valid:
-            raise ValueError(f"{key} is {kept[key]!r}")
-    return kept
-
-
-def tokenizer_at(path):
-    from data_loader.tokenizers.saved import tokenizer_file
-
-    return tokenizer_file(path)
+    return first
 
 
 def opened(path, dtype, vocab_size):
@@ -200,6 +174,5 @@ def check_looks(path, array, vocab_size):
                     f"{path}: every second number is 0, as in a file of uint32 that is read as "
                     "uint16; set dtype to uint32"
                 )
-        narrower = some.dtype == DTYPES["uint32"] and (some >= 2**16).mean() > 0.5
-        hint = "; is it a file of uint16?" if narrower else "; is it of another tokenizer or dtype?"
+        hint = "; is it of another tokenizer, or of another dtype, uint16 or uint32?"
         stream.check(int(start), some, vocab_size, hint)

@@ -1,19 +1,18 @@
 """Images in tar files, as WebDataset writes them, read sample by sample in any order."""
 
-import io
 from functools import partial
 from typing import Annotated, Literal
 
 import numpy as np
 
-from data_loader.base import Data, Parsed
-from data_loader.folder import decoded, need_pillow
-from data_loader.grain_source import MEMORY_MB, Records, data_of
+from data_loader.base import Data, Parsed, named_sets
+from data_loader.grain import MEMORY_MB, data_of
+from data_loader.images import image_in, need_pillow
+from data_loader.npy_files import array_in
 from data_loader.record_files import RecordFiles
-from data_loader.records import npy_array
-from file_io import parse_json
-from ranges import Count, CountOrZero, LocalPath, at_most, checked
 from utils import UserError, cut
+from utils.files import parse_json
+from utils.forms import Count, CountOrZero, LocalPath, at_most, checked
 
 IMAGES = "jpg;jpeg;png;webp"
 
@@ -40,13 +39,9 @@ def webdataset(
     parse = partial(
         tar_example, x=x, y=y, field=field, classes=classes, image_size=image_size, color=color
     )
-    num_classes = len(classes) if classes and num_classes is None else num_classes
-    sets = {
-        name: Records(RecordFiles(pattern, ".tar"), parse, workers, num_classes)
-        for name, pattern in {"train": train, "val": val, "test": test}.items()
-        if pattern is not None
-    }
-    return data_of(sets, memory_mb, num_classes=num_classes, classes=classes)
+    sets = named_sets(train, val, test)
+    files = {name: RecordFiles(pattern, ".tar") for name, pattern in sets.items()}
+    return data_of(files, parse, workers, memory_mb, num_classes=num_classes, classes=classes)
 
 
 def tar_example(
@@ -64,12 +59,9 @@ def tar_example(
         raise UserError("is not a sample of a tar file; `data` should be grain, with its `parse`")
     x, data = member(record, x)
     if x.lower().endswith("npy"):
-        image = npy_array(data)
+        image, _ = array_in(data)
     else:
-        try:
-            image = decoded(io.BytesIO(data), image_size, color)
-        except (OSError, SyntaxError, ValueError) as error:
-            raise UserError(f"its .{x} is not a readable image ({error})") from error
+        image = image_in(data, f"its .{x}", image_size, color)
     return image, label(*member(record, y), field, classes)
 
 

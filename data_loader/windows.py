@@ -9,6 +9,7 @@ import numpy as np
 
 from data_loader.base import Data
 from data_loader.loader import SHIFT, collate, collated, random_stream
+from data_loader.nest import map_nest
 from utils import UserError
 
 IGNORED = -1  # the label of positions that do not count
@@ -101,42 +102,22 @@ class Windows:
 
     def rows(self, indices):
         """The batch of these windows."""
-        slots = np.asarray(indices, np.int64) * self.length
-        places = (self.first + slots) % self.labels
-        if len(self.stream.arrays) == 1 and (places + self.length <= self.labels).all():
-            pieces = self.stream.arrays[0].take(places[:, None] + np.arange(self.length + 1))
-            self.check(places, pieces)
-            x, y = pieces[:, :-1].astype(np.int32), pieces[:, 1:].astype(np.int32)
-            begins = np.zeros(x.shape, bool)
-        else:
-            x, y, begins = self.rows_around(places)
-        for row in np.flatnonzero(slots + self.length > self.labels):
-            y[row, max(self.labels - slots[row], 0) :] = IGNORED
-        begins[:, 0] = True
-        return (x, y) if self.boundary is None else self.apart(x, y, begins)
-
-    def rows_around(self, places):
-        """(tokens, labels, where the stream begins again) of windows that may reach beyond the end
-        of the stream, or of a file."""
-        x = np.empty((len(places), self.length), np.int32)
-        y, begins = np.empty_like(x), np.zeros(x.shape, bool)
-        for row, place in enumerate(places.tolist()):
+        x = np.empty((len(indices), self.length), np.int32)
+        y, begins = np.empty_like(x), np.zeros(x.shape, bool)  # begins: a document or the stream
+        for row, slot in enumerate(np.asarray(indices, np.int64).tolist()):
+            place = (self.first + slot * self.length) % self.labels
             filled = 0
-            while filled < self.length:
+            while filled < self.length:  # a window may reach beyond the end of the stream
                 count = min(self.length - filled, self.labels - place)
                 piece = self.stream.take(place, count + 1)
-                self.check([place], piece[None])
+                if piece.max() >= self.vocab_size:
+                    self.stream.check(place, piece, self.vocab_size)
                 x[row, filled : filled + count] = piece[:-1]
                 y[row, filled : filled + count] = piece[1:]
                 begins[row, filled] = True
                 filled, place = filled + count, 0
-        return x, y, begins
-
-    def check(self, places, pieces):
-        """Raise for a token outside the vocabulary."""
-        if pieces.max() >= self.vocab_size:
-            for place, piece in zip(places, pieces, strict=True):
-                self.stream.check(int(place), piece, self.vocab_size)
+            y[row, max(self.labels - slot * self.length, 0) :] = IGNORED
+        return (x, y) if self.boundary is None else self.apart(x, y, begins)
 
     def apart(self, x, y, begins):
         """A batch whose documents have different segments."""
@@ -155,8 +136,31 @@ class Windows:
         return digest.hexdigest()[:16]
 
 
-def window_data(sets, length, **facts):
-    """The Data of {set: Windows}; `facts` are fields of Data, such as vocab_size."""
+def window_data(
+    streams,
+    length,
+    documents,
+    *,
+    vocab_size,
+    end_of_text=None,
+    tokenizer=None,
+    bytes_per_token=None,
+):
+    """The Data of {set: (source, Stream)}. With `documents` "apart", attention stays within the
+    documents that `end_of_text` ends."""
+    if documents == "apart" and (end_of_text is None or end_of_text >= vocab_size):
+        found = "is unknown" if end_of_text is None else f"is {end_of_text}"
+        raise ValueError(
+            f"end_of_text: {found}; to keep documents apart, set it to the token that ends each "
+            f"of them (GPT-2's is 50256), below the vocab_size {vocab_size}"
+        )
+    boundary = end_of_text if documents == "apart" else None
+    sets = {
+        name: Windows(
+            stream, length, vocab_size, boundary=boundary, tokenizer=tokenizer, source=source
+        )
+        for name, (source, stream) in streams.items()
+    }
     for name, windows in sets.items():
         if windows.labels < length:
             raise UserError(
@@ -164,7 +168,13 @@ def window_data(sets, length, **facts):
                 f"one window of {length} and the token after it; make `length` smaller, or the "
                 "set larger"
             )
-    x, y = next(iter(sets.values()))[0]
-    x = {name: np.zeros_like(a) for name, a in x.items()} if isinstance(x, dict) else x * 0
-    sizes = {name: len(windows) for name, windows in sets.items()}
-    return Data((x, y * 0), sizes, lambda: sets, ignore_label=IGNORED, **facts)
+    example = map_nest(np.zeros_like, next(iter(sets.values()))[0])
+    return Data(
+        example,
+        {name: len(windows) for name, windows in sets.items()},
+        lambda: sets,
+        vocab_size=vocab_size,
+        tokenizer=tokenizer,
+        bytes_per_token=bytes_per_token,
+        ignore_label=IGNORED,
+    )

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import jax
 
-from file_io import inside, open_file
 from inference.child import Child
 from inference.demo.runtime import runtime
 from inference.exporter import Exporter
@@ -25,6 +24,7 @@ from inference.sizes import parse_free
 from inference.verify import table, title
 from training.checkpoint.storage import chosen_checkpoint
 from utils import UserError, echo
+from utils.files import inside, open_file
 from wiring.own_modules import COPIES
 
 PACKAGES = ("jax", "onnx", "onnxruntime", "tensorflow", "ai-edge-litert", "tf2onnx")

@@ -7,8 +7,8 @@ import shutil
 import time
 from contextlib import contextmanager, suppress
 
-from file_io import read_json
 from utils import WINDOWS, RunError, UserError, echo
+from utils.files import read_json
 
 REPORT = "verification.json"
 DAY = 24 * 3600  # seconds

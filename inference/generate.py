@@ -9,11 +9,11 @@ import argparse
 import sys
 from itertools import chain
 
-from data_loader.text_files import decoded
+from data_loader.documents import decoded
 from data_loader.tokenizers.saved import first_tokens
-from file_io import read_file
 from model.sampling import Sampling, check, check_amount, until
 from utils import UserError, echo, run_command
+from utils.files import read_file
 
 
 def main(argv=None):

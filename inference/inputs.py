@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from data_loader.folder import ENDINGS, need_pillow, pixels
+from data_loader.images import ENDINGS, need_pillow, pixels
 from data_loader.npy_files import claimed
 from data_loader.table import rows_of
 from utils import UserError, check_memory, first_line

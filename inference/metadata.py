@@ -9,8 +9,8 @@ import json
 import zipfile
 from pathlib import Path
 
-from file_io import atomic_write, parse_json, read_file
 from inference.packages import quiet
+from utils.files import atomic_write, parse_json, read_file
 
 STANDARD, IDENTIFIER = "TFLITE_METADATA", b"M001"  # the entry in the file, and its schema
 LABELS = "labels.txt"

@@ -26,10 +26,10 @@ ROOT = HERE.parent
 if not __package__:
     sys.path[:] = [str(ROOT), *(p for p in sys.path if Path(p).resolve() not in (ROOT, HERE))]
 
-from file_io import atomic_file  # noqa: E402
 from inference.generate import add_text_options, checked_text  # noqa: E402
 from inference.progress import ended_by_interrupt  # noqa: E402
 from utils import UserError, echo, open_closed_streams, printable, run_command  # noqa: E402
+from utils.files import atomic_file  # noqa: E402
 
 BROKEN_PIPE = 141  # the exit code that shells use for SIGPIPE
 MAX_NUMBERS = 8  # printed per output

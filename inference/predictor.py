@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from file_io import is_object, parse_json, read_file
 from inference.folders import REPORT
 from inference.input_shape import raw_input
 from inference.inputs import batches
@@ -26,6 +25,7 @@ from inference.token_check import check_tokens
 from inference.verify import Reference, repeated
 from training.checkpoint.storage import chosen_checkpoint
 from utils import RunError, UserError, first_line
+from utils.files import is_object, parse_json, read_file
 from wiring.build import build_preprocess
 from wiring.config import read
 

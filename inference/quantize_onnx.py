@@ -3,7 +3,6 @@
 import tempfile
 from pathlib import Path
 
-from file_io import atomic_write
 from inference.onnx_graphs import (
     excluded_nodes,
     excluded_weights,
@@ -12,6 +11,7 @@ from inference.onnx_graphs import (
 )
 from inference.packages import needed, quiet
 from utils import RunError, UserError, first_line
+from utils.files import atomic_write
 
 CONVOLUTIONS = ["Conv", "ConvTranspose"]
 # The ops that are quantized; a normalization or a softmax would lose its small numbers.

@@ -4,7 +4,6 @@ import os
 import tempfile
 from pathlib import Path
 
-from file_io import atomic_write
 from inference.lowering.complex_numbers import is_complex_type
 from inference.lowering.onnx_ops import LAYERS, PRIMITIVES
 from inference.lowering.onnx_ops.graph import graph_proto
@@ -13,6 +12,7 @@ from inference.lowering.onnx_ops.tidy import tidy
 from inference.lowering.walk import Walk, located
 from inference.onnx_graphs import PRODUCER
 from utils import UserError
+from utils.files import atomic_write
 
 OPSETS = range(18, 24)
 LARGE = 2**31 - 2**24  # bytes of weights; a protobuf message has less than 2**31, with its nodes

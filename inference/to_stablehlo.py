@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 from jax import export
 
-from file_io import atomic_write
 from inference.lowering.trace import of_batch, place, symbol
 from training.checkpoint.probe import host
 from utils import UserError, first_line
+from utils.files import atomic_write
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 

@@ -3,12 +3,12 @@
 import tempfile
 import warnings
 
-from file_io import atomic_write
 from inference.child import locally
 from inference.excluded import excluded_names
 from inference.packages import import_tensorflow, needed, quiet
 from inference.tflite_weights import check_kept, is_kept, restored
 from utils import RunError, UserError
+from utils.files import atomic_write
 
 CONVOLUTIONS = {"CONV_2D", "DEPTHWISE_CONV_2D", "CONV_3D", "TRANSPOSE_CONV", "CONV_3D_TRANSPOSE"}
 PRODUCTS = CONVOLUTIONS | {"FULLY_CONNECTED", "BATCH_MATMUL"}  # the ops that int8 quantizes

@@ -10,8 +10,8 @@ project's model. The factors of `lora` are merged into the weights.
 import argparse
 import sys
 
-from ranges import local_path
 from utils import UserError, named_leaves, run_command
+from utils.forms import local_path
 
 
 def main(argv=None):
@@ -54,10 +54,10 @@ def to_torch(model, out, rules=None, force=False, trust=False):
     of a run with averaged weights, those."""
     from safetensors.numpy import save
 
-    from file_io import atomic_file
     from training.checkpoint.rules import read_rules, written
     from training.checkpoint.storage import checkpoint_at
     from training.checkpoint.trees import restacked  # blocks of `scan` one by one
+    from utils.files import atomic_file
 
     out = local_path("out", out)
     if out.suffix != ".safetensors":

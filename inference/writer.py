@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data_loader.tokenizers.saved import first_tokens, streamed, tokenizer_file
-from file_io import parse_json, read_file
 from inference.decoding import LOGITS, POSITION, TOKEN, Decoder, stream
 from inference.folders import REPORT
 from inference.generate import check_tokenizer
 from inference.runtimes import PACKAGES, open_model
 from model.sampling import check
 from utils import RunError, UserError, first_line
+from utils.files import parse_json, read_file
 
 TOKENIZER = "tokenizer.json"
 

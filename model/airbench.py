@@ -12,7 +12,7 @@ from model.layers.initializers import fans, uniform_with_variance
 from model.layers.linear import linear, linear_init
 from model.layers.norm import batch_norm, batch_norm_init
 from model.layers.pool import global_max_pool, max_pool
-from ranges import Count, Positive, checked
+from utils.forms import Count, Positive, checked
 
 NORM = {"momentum": 0.6, "eps": 1e-12}
 EPS = 5e-4  # added to the variances of patches

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from ranges import at_least, at_most
+from utils.forms import at_least, at_most
 
 # A number of blocks, each of which is traced and compiled separately.
 Depth = Annotated[int, at_least(1), at_most(1000)]

@@ -14,7 +14,7 @@ from model.layers.conv import conv2d, conv2d_init
 from model.layers.linear import linear, linear_init
 from model.layers.norm import layer_norm, layer_norm_init
 from model.layers.pool import global_avg_pool
-from ranges import Count, Positive, checked
+from utils.forms import Count, Positive, checked
 
 
 @checked

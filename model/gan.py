@@ -10,7 +10,7 @@ from model.layers.activations import leaky_relu, relu, sigmoid
 from model.layers.conv import conv2d, conv2d_init
 from model.layers.linear import linear, linear_init
 from model.layers.norm import layer_norm, layer_norm_init
-from ranges import Count, checked
+from utils.forms import Count, checked
 
 
 @checked

@@ -26,7 +26,7 @@ from model.layers.initializers import normal
 from model.layers.linear import linear, linear_init, linears
 from model.layers.norm import layer_norm, layer_norm_init, rms_norm, rms_norm_init
 from model.layers.rotary import rotary, rotation
-from ranges import Count, Fraction, Positive, checked
+from utils.forms import Count, Fraction, Positive, checked
 
 NORMS = {"layer": (layer_norm_init, layer_norm), "rms": (rms_norm_init, rms_norm)}
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from model.base import Model
 from model.layers.blocks import NAME
 from model.layers.initializers import uniform_with_variance
-from ranges import Count, Positive, checked
+from utils.forms import Count, Positive, checked
 
 
 @checked

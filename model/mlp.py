@@ -12,7 +12,7 @@ from model.layers import activations
 from model.layers.dropout import dropout as drop
 from model.layers.dropout import split_key
 from model.layers.linear import linear, linear_init
-from ranges import Count, Fraction, checked
+from utils.forms import Count, Fraction, checked
 
 
 @checked

@@ -13,7 +13,7 @@ from model.layers.initializers import he_normal
 from model.layers.linear import linear, linear_init
 from model.layers.norm import batch_norm, batch_norm_init
 from model.layers.pool import global_avg_pool
-from ranges import Count, Fraction, Positive, checked
+from utils.forms import Count, Fraction, Positive, checked
 
 STEM = 16  # channels
 

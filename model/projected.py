@@ -5,7 +5,7 @@ import jax
 from model.base import Model
 from model.layers.activations import relu
 from model.layers.linear import linear, linear_init
-from ranges import Count, checked
+from utils.forms import Count, checked
 
 
 @checked

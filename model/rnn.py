@@ -12,7 +12,7 @@ from model.layers.dropout import split_key
 from model.layers.embedding import embedding, embedding_init
 from model.layers.linear import linear, linear_init
 from model.layers.recurrent import gru, gru_init, lstm, lstm_init
-from ranges import Count, Fraction, checked
+from utils.forms import Count, Fraction, checked
 
 CELLS = {"lstm": (lstm_init, lstm), "gru": (gru_init, gru)}
 

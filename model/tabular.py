@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from model.base import Model
 from model.layers.embedding import embedding, embedding_init
 from model.mlp import mlp
-from ranges import Count, Fraction, checked
+from utils.forms import Count, Fraction, checked
 
 
 @checked

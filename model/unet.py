@@ -18,7 +18,7 @@ from model.layers.embedding import embedding, embedding_init
 from model.layers.initializers import normal, zeros
 from model.layers.linear import linear, linear_init
 from model.layers.norm import group_norm, group_norm_init
-from ranges import Count, CountOrZero, Fraction, checked
+from utils.forms import Count, CountOrZero, Fraction, checked
 
 
 @checked

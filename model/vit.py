@@ -19,7 +19,7 @@ from model.layers.dropout import split_key
 from model.layers.embedding import embedding_init
 from model.layers.linear import linear, linear_init
 from model.layers.norm import layer_norm, layer_norm_init
-from ranges import Count, Fraction, Positive, checked
+from utils.forms import Count, Fraction, Positive, checked
 
 
 @checked

@@ -5,8 +5,8 @@ import json
 import re
 from pathlib import Path
 
-from rawtree.ranges import local_path
 from rawtree.utils import PACKAGE, UserError, quoted, run_command
+from rawtree.utils.forms import local_path
 from rawtree.wiring.config import no_folder_name
 
 TEMPLATE = Path(__file__).resolve().with_name("template")

@@ -73,7 +73,7 @@ def check_trials(config, file, all_values, named, trusted=True):
     """(the Recipe of the first trial, {set: its size}), once the parts of all trials are valid and
     fit each other. Numbers with a fraction do not change shapes, so trials that differ only in
     them are checked by shapes once. With `named`, the messages name the trials."""
-    from training.runs.start import checked_recipe, sizes_of
+    from training.commands.start import checked_recipe, sizes_of
 
     found, seen, first, folders = {}, set(), None, look_in(file.parent)
     for number, values in enumerate(all_values):

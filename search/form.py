@@ -82,7 +82,7 @@ def reasons_in_options(recipe):
 
 def reasons_in_trace(sweep, source, trusted, folders):
     """Why tracing a program of the first two trials fails, one line for each reason."""
-    from training.runs.start import checked_recipe
+    from training.commands.start import checked_recipe
 
     try:
         checked_recipe(build(sweep.program_config(sweep.trials[:2]), source, trusted, folders))

@@ -5,7 +5,6 @@ import math
 from contextlib import suppress
 from dataclasses import replace
 
-from file_io import atomic_write
 from search.spec import is_number
 from training.report.charts import ABSURD, HIGH, WIDE, colour, path
 from training.report.compare import differences
@@ -16,6 +15,7 @@ from training.report.numbers import plain
 from training.report.page import document
 from training.report.read import read_run
 from utils import UserError, cut, first_line
+from utils.files import atomic_write
 
 PAGE = "comparison.html"
 BOLD = 8  # lines of parallel coordinates that are not faint: those of the best trials

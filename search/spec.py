@@ -7,9 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-from file_io import read_value
-from ranges import Count, CountOrZero, at_least, check_options
 from utils import UserError, did_you_mean
+from utils.files import read_value
+from utils.forms import Count, CountOrZero, at_least, check_options
 from wiring.config import no_folder_name, show, without_repeats
 
 # Keys of the place of a trial and of the metric that compares it, the same for all trials.

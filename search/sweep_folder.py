@@ -11,7 +11,12 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from file_io import (
+from search.samplers import planned, propose
+from search.spec import Spec, as_json, parse_spec
+from training.checkpoint.run_folder import flat
+from training.report.read import read_run
+from utils import UserError, printable, quoted
+from utils.files import (
     atomic_write,
     check_links,
     inside,
@@ -22,11 +27,6 @@ from file_io import (
     locked,
     read_json,
 )
-from search.samplers import planned, propose
-from search.spec import Spec, as_json, parse_spec
-from training.report.read import read_run
-from training.runs.folder import flat
-from utils import UserError, printable, quoted
 from wiring.config import override, show, unusable
 
 FILE = "sweep.json"

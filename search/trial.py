@@ -32,7 +32,7 @@ def reported(run):
     try:
         return run()
     except (Exception, SystemExit) as error:
-        from training.runs.failure import failed
+        from training.commands.failure import failed
 
         why = str(error) if isinstance(error, UserError | RunError) else ""
         print(MARK + json.dumps(why or f"{type(error).__name__}: {error}"), file=sys.stderr)
@@ -41,8 +41,8 @@ def reported(run):
 
 def train_trial(root, sweep, number, until, trusted):
     """Begin or resume a trial, to its end or until an epoch; returns the exit code."""
-    from training.runs.program_cache import keep_programs
-    from training.runs.start import train
+    from training.commands.start import train
+    from training.devices.program_cache import keep_programs
 
     trial = sweep.trials[number]
     folder, source = sweep.run_dir(trial), Path(sweep.source)

@@ -11,11 +11,11 @@ from pathlib import Path
 from signal import Signals
 from typing import Any, NamedTuple
 
-from file_io import atomic_write, read_json
 from search.program import OUTCOME
 from search.trial import MARK
 from training.devices.launcher import Interrupts, share_of_gpus
 from utils import DONE, FAILED, PACKAGE, STOPPED, WINDOWS, cut, echo, first_line, printable
+from utils.files import atomic_write, read_json
 from wiring.config import show
 
 

@@ -196,7 +196,7 @@ def main():
             "train",
             "training.devices.huge_pages",
             "utils",
-            "training.runs.resume",
+            "training.checkpoint.resume",
             "training.report.read",
         ),
     )

@@ -28,7 +28,7 @@ from model.gpt import gpt
 from training.devices.options import check_sharding
 from training.kinds import KINDS
 from utils import named_leaves
-from wiring.build import attempted
+from wiring.build import parts_and_problems
 from wiring.config import override, read
 from wiring.extends import merged
 from wiring.keys import keys, sections
@@ -92,7 +92,7 @@ def check_config(page, config):
     """
     if page == NAMES_NEW_PARTS:
         return
-    _, problems = attempted(config, page)
+    _, problems = parts_and_problems(config, page)
     missing_files = r"data(\.args)?: .*: no such (file|folder)"
     problems = [text for text in problems if not re.match(missing_files, text)]
     unexpected = [text for text in problems if text not in WITH_README[page]]

@@ -12,8 +12,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 OWN = {
     "utils",
-    "file_io",
-    "ranges",
     "wiring",
     "model",
     "data_loader",
@@ -25,29 +23,27 @@ OWN = {
     "sweep",
 }
 
-UTILS = {"utils", "file_io", "ranges"}
-
 # What each layer may import from this project, and whether its files may import jax at the top.
 ALLOWED = {
-    "utils": ({"utils"}, False),  # with file_io.py and ranges.py
+    "utils": ({"utils"}, False),  # with utils/files.py and utils/forms.py
     "wiring": (
-        {*UTILS, "wiring", "training.kinds", "training.base", "training.options"}
+        {"utils", "wiring", "training.kinds", "training.base", "training.options"}
         | {"training.devices.options", "model.base", "data_loader.base"},
         False,
     ),
-    "model": ({*UTILS, "model"}, True),
-    "data_loader": ({*UTILS, "data_loader"}, False),
+    "model": ({"utils", "model"}, True),
+    "data_loader": ({"utils", "data_loader"}, False),
     "training": (
-        {*UTILS, "training", "data_loader.base", "data_loader.loader", "data_loader.nest"}
+        {"utils", "training", "data_loader.base", "data_loader.loader", "data_loader.nest"}
         | {"data_loader.tokenizers", "model.base"}
         # sample_text lets a model write; an objective trains and samples by the same formulas
         | {"model.generate", "model.diffusion"},
         True,
     ),
-    "search": ({*UTILS, "wiring", "training", "search"}, False),
+    "search": ({"utils", "wiring", "training", "search"}, False),
     "inference": (
         {
-            *UTILS,
+            "utils",
             "wiring",
             "inference",
             "model.base",
@@ -70,11 +66,11 @@ ROOMS = {
     "watching": {"devices"},
     "checkpoint": {"devices", "watching"},
     "report": {"watching"},
-    "runs": {"devices", "watching", "checkpoint", "report"},
+    "commands": {"devices", "watching", "checkpoint", "report"},
 }
 ASSEMBLER = "fit"  # the one file of the spine that may import rooms, since it puts a run together
 HEAVY = {"optax", "flax", "tensorflow", "tf2onnx", "onnx", "onnxruntime", "ai_edge_litert", "wandb"}
-HEAVY |= {"tensorboard", "matplotlib", "orbax", "PIL", "tqdm", "safetensors", "grain"}
+HEAVY |= {"tensorboard", "matplotlib", "orbax", "PIL", "tqdm", "safetensors", "google"}
 HEAVY |= {"array_record", "crc32c", "tokenizers", "equinox", "haiku", "optuna"}
 HEAVY |= {"mlflow", "trackio", "pyarrow"}
 # Folders whose files may import these at the top, since the files are only imported when needed.
@@ -97,8 +93,6 @@ def imports(path, top_only=False):
 
 
 def files(layer):
-    if layer == "utils":
-        return [ROOT / f"{name}.py" for name in sorted(UTILS)]
     exported = {path.parent for path in (ROOT / layer).glob("*/verification.json")}
     return [p for p in sorted((ROOT / layer).rglob("*.py")) if not exported & set(p.parents)]
 
@@ -123,6 +117,10 @@ def rooms_of(path):
     return names & {*ROOMS, ASSEMBLER}
 
 
+def test_only_commands_and_what_users_import_stand_at_the_root():
+    assert {path.name for path in ROOT.glob("*.py")} == {"train.py", "sweep.py"}
+
+
 def test_every_folder_of_training_is_a_room():
     folders = {path.parent.name for path in (ROOT / "training").glob("*/*.py")}
     assert folders == set(ROOMS)
@@ -130,14 +128,14 @@ def test_every_folder_of_training_is_a_room():
 
 def test_the_spine_imports_no_room():
     spine = [path for path in (ROOT / "training").glob("*.py") if path.stem != ASSEMBLER]
-    assert len(spine) < 24
+    assert len(spine) < 23
     for path in spine:
         assert not rooms_of(path), path
 
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_imports_only_the_rooms_below_it(room):
-    allowed = ROOMS[room] | {room} | ({ASSEMBLER} if room == "runs" else set())
+    allowed = ROOMS[room] | {room} | ({ASSEMBLER} if room == "commands" else set())
     for path in (ROOT / "training" / room).rglob("*.py"):
         assert rooms_of(path) <= allowed, f"{path} imports {rooms_of(path) - allowed}"
 
@@ -219,7 +217,7 @@ def packages_imported(paths, top_only=False):
 def test_requirements_has_every_package_that_anything_imports():
     required = packages_of("requirements.txt")
     assert all(required.values()), "a version is missing"
-    required |= {"zstandard": "", "absl-py": ""}  # JAX uses the first; the second comes with Grain
+    required |= {"zstandard": ""}  # JAX uses it
     users = {
         "equinox": "",
         "dm-haiku": "",

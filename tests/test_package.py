@@ -413,7 +413,7 @@ def colliding(tmp_path):
     """A project whose files have the names of Rawtree's folders and modules in a clone."""
     files = {"utils.py": UTILS, "model.py": MODEL, "data_loader.py": DATA, "wiring.py": MARK}
     files |= {"training/__init__.py": "import jax.numpy as jnp\nWIDTH = jnp.ones(3)\n"}
-    files |= {"train.py": MARK, "ranges.py": MARK, "inference/__init__.py": MARK}
+    files |= {"train.py": MARK, "utils/forms.py": MARK, "inference/__init__.py": MARK}
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)

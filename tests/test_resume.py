@@ -12,9 +12,9 @@ import pytest
 
 from tests import processes
 from tests.processes import ROOT, call, run, start, wait_for_line
+from training.checkpoint.resume import run_folder_of
 from training.checkpoint.storage import load
 from training.checkpoint.trees import restacked
-from training.runs.resume import run_folder_of
 from utils import UserError
 
 SMALL = processes.SMALL | {

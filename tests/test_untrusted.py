@@ -3,7 +3,6 @@ writes outside of its folder nor contacts a host."""
 
 import json
 import logging
-import multiprocessing
 import os
 import re
 import runpy
@@ -17,8 +16,7 @@ import numpy as np
 import pytest
 
 import sweep
-from data_loader.grain_workers import safe_path
-from file_io import append, atomic_write, check_links, fresh_folder
+from data_loader.workers import Context
 from inference.inputs import read_arrays
 from inference.load import load
 from inference.predictor import read_report
@@ -27,14 +25,13 @@ from search.sweep_folder import Sweep, Trial
 from tests.processes import ROOT, call, captured
 from tests.training.report.saved_run import CONFIG, report, save, save_pictures
 from tests.wiring.conftest import VALID
-from training.checkpoint import safetensor_file
+from training.checkpoint import run_folder, safetensor_file
 from training.checkpoint.keeper import protected
+from training.checkpoint.resume import Lock, run_folder_of, unfinished
+from training.commands.evaluate import rows
 from training.report import rows as report_rows
 from training.report.page import write_report
 from training.report.rows import read_metrics
-from training.runs import folder as run_folder
-from training.runs.evaluate import rows
-from training.runs.resume import Lock, run_folder_of, unfinished
 from training.watching.callbacks.gradient_spike_monitor import cut_back
 from training.watching.metric_log import epoch_rows
 from training.watching.pictures import png
@@ -43,6 +40,7 @@ from training.watching.trackers.csv_file import csv
 from training.watching.trackers.jsonl import jsonl
 from training.watching.trackers.wandb_run import Wandb
 from utils import RunError, UserError
+from utils.files import append, atomic_write, check_links, fresh_folder
 from wiring.build import build
 from wiring.config import read
 from wiring.own_modules import look_in
@@ -121,9 +119,8 @@ def test_a_worker_process_imports_nothing_from_the_folder_where_one_stands(
     (tmp_path / "multiprocessing.py").write_text(MARK)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    with safe_path():
-        worker = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(0,))
-        worker.start()
+    worker = Context().Process(target=time.sleep, args=(0,))
+    worker.start()
     worker.join(60)
     assert worker.exitcode == 0 and not marked.exists()
     assert "PYTHONSAFEPATH" not in os.environ
@@ -562,7 +559,7 @@ def test_a_report_shows_nothing_that_links_lead_to(run, tmp_path):
 
 
 def test_a_line_without_end_and_too_many_names_are_bounded(run, monkeypatch):
-    monkeypatch.setattr("file_io.LONGEST_LINE", 1000)
+    monkeypatch.setattr("utils.files.LONGEST_LINE", 1000)
     monkeypatch.setattr(report_rows, "MOST_NAMES", 20)
     names = {f"name_{i}": 1.0 for i in range(30)}
     row = {"epoch": 1, "step": 3}

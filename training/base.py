@@ -7,13 +7,14 @@ the ones that training passes (`given` in training/kinds.py).
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, NewType
 
 import jax
 import jax.numpy as jnp
 
-from ranges import checked
 from utils import UserError, parameters_of
+from utils.forms import checked
 
 
 class Optimizer(NamedTuple):
@@ -91,6 +92,29 @@ def tracked(function, mode: Mode = "MEAN", freq: Freq = "ANY", phase: Phase = "A
     if freq == "STEP" and mode == "CONCAT":
         raise ValueError("freq: CONCAT gathers a whole epoch; use EPOCH")
     return Tracked(function, mode, freq, phase)
+
+
+def part_name(part):
+    """The name of a function, also under functools.partial or in a Tracked."""
+    function = part.function if isinstance(part, Tracked) else part
+    function = getattr(function, "func", function)
+    return getattr(function, "__name__", "")
+
+
+def labelled(metrics) -> dict[str, Tracked]:
+    """{label: Tracked} of {label: metric}, or of a list of metrics, whose labels are the names of
+    their functions."""
+    rules = {}
+    pairs = metrics.items() if isinstance(metrics, dict) else enumerate(metrics)
+    for key, metric in pairs:
+        label = key if isinstance(metrics, dict) else part_name(metric)
+        if label in ("", "loss") or label in rules or "/" in label:
+            raise UserError(
+                f"metrics.{key}: the name {label!r} is taken, or has a '/', or is empty; "
+                "give other names: {name: metric, ...}"
+            )
+        rules[label] = metric if isinstance(metric, Tracked) else Tracked(metric)
+    return rules
 
 
 def unchanged(value):
@@ -173,8 +197,8 @@ def evaluated_part(tree):
 
 
 class StepResult(NamedTuple):
-    """What the step of an Update computes; `accepting` (training/update.py) keeps or refuses it, on
-    the device."""
+    """What the step of an Update computes; `with_refusal` (training/update.py) keeps or refuses it,
+    on the device."""
 
     new: TrainState  # with the new params, state, opt and ema
     grads: Any
@@ -202,3 +226,44 @@ def key_data(leaf):
     """The numbers of a random key, which some optimizers hold; any other leaf unchanged."""
     is_key = hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return jax.random.key_data(leaf) if is_key else leaf
+
+
+@dataclass
+class Parts:
+    """What a run is made of, from a config (wiring/build.py) or from the arguments of `fit`."""
+
+    model: Any
+    objective: Callable
+    update: Callable
+    optimizer: Optimizer
+    loss: Callable | None
+    metrics: dict[str, Tracked]
+    preprocess: tuple[Callable, ...]
+    augment: tuple[Callable, ...]
+    callbacks: tuple
+    seed: int
+    loader: Any  # the options of training/options.py, and of training/devices/options.py
+    training: Any
+    checkpoint: Any
+    logging: Any
+    mesh: Any
+    sharding: Any
+    rates: dict = field(default_factory=dict)  # {name: a learning rate to log}
+    # {path: its value in each replica} of the numbers in training.vary, and the function
+    # (parts, {path: number}) that returns the parts with these numbers in their place
+    vary: dict = field(default_factory=dict)
+    rebuild: Callable | None = None
+
+    # Only of a config:
+    source: str | None = None  # its name in messages
+    config: dict | None = None  # resolved, with all defaults
+    title: str | None = None
+    run_name: str | None = None
+    resume: str | None = None
+    data: Any = None  # a Data
+    facts: dict = field(default_factory=dict)  # what is known of the data
+    example: Any = None  # one example of the data, as in a batch
+    # {index in preprocess: the arguments that have yet to be computed from the training set}
+    unfitted: dict = field(default_factory=dict)
+    beyond: tuple = ()  # the lines by which an untrusted config would act outside of its run
+    own_files: Callable | None = None  # () -> {name: path} of the user's modules that it imports

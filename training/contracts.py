@@ -23,7 +23,7 @@ from utils import RunError, UserError, is_library, named_leaves, relative_path
 
 TRAINING = Path(__file__).resolve().parent
 # Files whose lines an error may name only together with the line that called them.
-TOOLKIT = (TRAINING, TRAINING.parent / "model" / "layers", TRAINING.parent / "utils.py")
+TOOLKIT = (TRAINING, TRAINING.parent / "model" / "layers", TRAINING.parent / "utils")
 # JAX's messages if a layer, or an objective that adds noise, gets bytes.
 FOUND_BYTES = ("the same dtypes, got uint8", "must be a float or complex dtype, got uint8")
 
@@ -87,7 +87,9 @@ def guarded_objective(objective):
 
     @wraps(objective.apply)
     def apply(params, state, batch, key, train, **declared):
-        what = f"model, loss or metrics do not fit the data, whose batches are ({forms(batch)})"
+        what = (
+            f"model, loss or metrics do not fit the data, whose batches are ({shapes_text(batch)})"
+        )
         if not train:
             what += ", in an evaluation (train=False; `supervised` passes key=None)"
         with explained(what, batch):
@@ -96,10 +98,10 @@ def guarded_objective(objective):
                 raise UserError("objective: must return (losses, state, metrics)")
             losses, new_state, metrics = results
             check_values(losses, metrics, jax.tree.leaves(batch)[0].shape[0])
-            if not same_form(new_state, state):
+            if not same_shapes(new_state, state):
                 raise UserError(
                     "model: apply changes the form of its state, "
-                    f"from ({named_forms(state)}) to ({named_forms(new_state)})"
+                    f"from ({named_shapes(state)}) to ({named_shapes(new_state)})"
                 )
         return results
 
@@ -119,7 +121,7 @@ def check_values(losses, metrics, size):
     if {jnp.shape(leaf) for leaf in jax.tree.leaves(losses)} != {(size,)}:
         raise UserError(
             f"loss: must be one number for each of the {size} examples of a batch, "
-            f"got {forms(losses) or 'none'}"
+            f"got {shapes_text(losses) or 'none'}"
         )
     for term in jax.tree.leaves(losses, is_leaf=is_weighted):
         dtype = type_of(term.value if is_weighted(term) else term)
@@ -147,10 +149,10 @@ def check_metrics(plan, trained, evaluated):
         {label: tree for label, tree in values.items() if label != "loss"}
         for values in (trained, evaluated)
     )
-    if not same_form(of_example(trained), of_example(evaluated)):
+    if not same_shapes(of_example(trained), of_example(evaluated)):
         raise UserError(
-            f"objective: the metrics of training ({named_forms(trained)}) and "
-            f"evaluation ({named_forms(evaluated)}) differ"
+            f"objective: the metrics of training ({named_shapes(trained)}) and "
+            f"evaluation ({named_shapes(evaluated)}) differ"
         )
     plan.check(trained)
 
@@ -170,10 +172,10 @@ def guarded_optimizer(optimizer):
                 raise UserError("optimizer: update must return (updates, state)")
             like = grads if params is None else params
             for name, new, old in (("updates", results[0], like), ("state", results[1], state)):
-                if not same_form(new, old):
+                if not same_shapes(new, old):
                     raise UserError(
-                        f"optimizer or schedule: the form of the {name} is ({forms(new)}), "
-                        f"expected ({forms(old)})"
+                        f"optimizer or schedule: the form of the {name} is ({shapes_text(new)}), "
+                        f"expected ({shapes_text(old)})"
                     )
         return results
 
@@ -207,17 +209,17 @@ def guarded_update(update):
                 )
             for name in TrainState._fields:
                 before, after = getattr(ts, name), getattr(result.new, name)
-                if not same_form(before, after):
+                if not same_shapes(before, after):
                     raise UserError(
                         f"update: its step changes the form of {name}, "
-                        f"from ({named_forms(before)}) to ({named_forms(after)})"
+                        f"from ({named_shapes(before)}) to ({named_shapes(after)})"
                     )
         return result
 
     return update._replace(init=init, step=step)
 
 
-# Forms: the structure, types and shapes of trees.
+# The structure, types and shapes of trees.
 
 
 def is_tuple(value, length):
@@ -229,20 +231,20 @@ def type_of(leaf):
     return leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
 
 
-def same_form(a, b):
+def same_shapes(a, b):
     """Whether two trees have the same structure, shapes and types."""
-    return jax.tree.structure(a) == jax.tree.structure(b) and forms(a) == forms(b)
+    return jax.tree.structure(a) == jax.tree.structure(b) and shapes_text(a) == shapes_text(b)
 
 
-def forms(tree):
+def shapes_text(tree):
     """The types and shapes of a tree's leaves."""
     return ", ".join(f"{type_of(leaf)}{list(jnp.shape(leaf))}" for leaf in jax.tree.leaves(tree))
 
 
-def named_forms(tree):
+def named_shapes(tree):
     """The names, types and shapes of a tree's leaves."""
-    named = {name: forms(leaf) for name, leaf in named_leaves(tree).items()}
-    return ", ".join(f"{name} {form}" for name, form in named.items()) or "none"
+    named = {name: shapes_text(leaf) for name, leaf in named_leaves(tree).items()}
+    return ", ".join(f"{name} {shape}".strip() for name, shape in named.items()) or "none"
 
 
 # Errors.

@@ -22,7 +22,6 @@ import numpy as np
 
 from data_loader.base import Arrays, has_items, length
 from data_loader.loader import batches, collate, epoch_order, in_epoch, padded, prefetch
-from training.programs import over_batch, over_orders
 from utils import UserError
 
 logger = logging.getLogger("main")
@@ -284,3 +283,41 @@ def drawn_batches(dataset, options, replicas, shuffle, epoch, start):
     ]
     for pieces, valid in zip(zip(*streams, strict=True), orders[0][1][start:], strict=True):
         yield list(pieces), options.batch_size, valid
+
+
+def over_orders(step, sharding, fori_loop, capacity):
+    """The function that takes a step on each of `count` batches, at most `capacity`, by a
+    `fori_loop` that begins at the batch `start`, or on one batch if that is None. An order holds
+    the indices of each batch, which is gathered on the device."""
+
+    def one(const, carry, data, order, valid, i):
+        batch = jax.tree.map(lambda a: a[order[i]], data)
+        if sharding:
+            batch = jax.lax.with_sharding_constraint(batch, sharding)
+        return step(const, carry, batch, valid[i])
+
+    def loop(const, carry, data, order, valid, start, count):
+        _, like = jax.eval_shape(one, const, carry, data, order, valid, start)
+        rows = jax.tree.map(lambda a: jnp.zeros((capacity, *a.shape), a.dtype), like)
+
+        def take(i, both):
+            carry, row = one(const, both[0], data, order, valid, i)
+            put = lambda rows, new: rows.at[i - start].set(new)  # noqa: E731
+            return carry, jax.tree.map(put, both[1], row)
+
+        return fori_loop(start, start + count, take, (carry, rows))
+
+    def single(const, carry, data, order, valid, start, _count):
+        return as_rows(*one(const, carry, data, order, valid, start))
+
+    return loop if fori_loop else single
+
+
+def over_batch(step):
+    """The function that takes a step on one batch from the host."""
+    return lambda const, carry, batch, valid: as_rows(*step(const, carry, batch, valid))
+
+
+def as_rows(carry, row):
+    """The result of a program that takes one step: its row has a first axis of length 1."""
+    return carry, jax.tree.map(lambda a: a[None], row)

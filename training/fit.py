@@ -1,18 +1,25 @@
 """`fit` trains a model from Python, as in a notebook; `train_recipe` assembles a run from its
 recipe, for `fit` and for the command line alike."""
 
+import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import fields
+from difflib import get_close_matches
 from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Never
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from ranges import local_path
+from data_loader.base import class_names, tokenizer_json
+from training.base import Parts, Tracked, labelled, part_name
+from training.checkpoint import run_folder
+from training.checkpoint.divergence import Divergence
 from training.checkpoint.keeper import Keeper
 from training.checkpoint.pretrained import (
     digest_of_frozen,
@@ -21,47 +28,48 @@ from training.checkpoint.pretrained import (
     pretrained_from,
 )
 from training.checkpoint.probe import Probe, probe_input
+from training.checkpoint.record import described
+from training.checkpoint.resume import check_unchanged, holding, point_of
 from training.checkpoint.storage import check_format
 from training.devices.options import MeshOptions
+from training.devices.sharding import Plan
 from training.devices.signals import Signals
 from training.devices.utilisation import utilisation
+from training.engine import Trainer
+from training.kinds import KINDS, adapter_for, find, makes
 from training.loop import Loop
 from training.loss import cross_entropy
-from training.objective import supervised
-from training.observers import check_callbacks
+from training.metrics import accuracy
+from training.objective import cutmix, mixup, supervised
+from training.observers import as_number, check_callbacks
 from training.optimizers import sgd
 from training.options import (
     CheckpointOptions,
     EvaluationEvery,
+    LoaderOptions,
     LoggingOptions,
     PretrainedOptions,
+    TrainingOptions,
 )
 from training.processes import is_first, several
-from training.run import Clock, LearningRates, Run
-from training.runs.argument_checks import check_pairs
-from training.runs.arguments import (
-    ALL_DEVICES,
-    SAVES_EVERY_EPOCH,
-    check_known,
-    own_record,
-    recipe_of,
-)
-from training.runs.divergence import Divergence
-from training.runs.first_lines import FirstLines
-from training.runs.resume import check_unchanged, holding, point_of
-from training.runs.sets import check_iterators, datasets
-from training.runs.shape_check import check_names, reported_names
-from training.trainer import Trainer
+from training.recipe import Recipe, compose
+from training.run import Clock, LearningRates, Run, check_names, reported_names
+from training.sets import check_iterators, check_pairs, datasets
+from training.transforms import scheduled
 from training.update import gradient_update
 from training.watching.console import ProgressBar, show_on_console
+from training.watching.first_lines import FirstLines
 from training.watching.metric_log import EVERY_50_STEPS, Histograms, MetricLog
 from training.watching.publish import About, PictureFiles, Publisher
 from training.watching.view import View
 from training.watching.waiting import WaitingForData
-from utils import UserError, named_leaves, shown_if_slow
+from utils import UserError, did_you_mean, first_line, named_leaves, parameters_of, shown_if_slow
+from utils.forms import Seed, form, local_path, misfits
 
 logger = logging.getLogger("main")
 
+SAVES_EVERY_EPOCH = CheckpointOptions()
+ALL_DEVICES = MeshOptions()
 # Arguments of `fit` that are not part of the recipe.
 OF_THE_RUN = ("train", "test", "val", "folder", "resume", "config")
 # Arguments of `evaluate` that are not part of the recipe.
@@ -80,7 +88,6 @@ def fit(
     objective: Callable = supervised, update: Callable = gradient_update,
 
     epochs: int | None = 10, max_steps: int | None = None, max_seconds: float | None = None,
-    vary: dict | None = None,
     seed: int = 0, replicas: int = 1, accumulate: int = 1,
     precision: Literal["float32", "bfloat16"] = "float32", ema: float | None = None,
     eval_every: int | EvaluationEvery = 1, eval_initial: bool = False,
@@ -114,7 +121,7 @@ def fit(
     A callback is an object with some of the methods of training/observers.py.
     """
     folder = None if folder is None else local_path("folder", folder)
-    arguments = {name: plain(value) for name, value in locals().items()}  # all of the above
+    arguments = {name: as_number(value) for name, value in locals().items()}  # all of the above
     check_known(arguments.pop("unknown"), arguments)
     arguments["ignored"] = getattr(train, "ignore_label", None)
     recipe = recipe_of(**{k: v for k, v in arguments.items() if k not in OF_THE_RUN})
@@ -166,8 +173,8 @@ def evaluate(
     with closing(Trainer(recipe, sets)) as trainer:
         reported_names(recipe, trainer.values["test"])
         check_weights(trainer.weight_specs, (params, state))
-        weights = trainer.replicas.stack([trainer.put_weights((params, state))])
-        sums = trainer.evaluate("test", weights=weights, step=step or 0)
+        weights = trainer.put_weights((params, state))
+        sums = trainer.evaluate("test", weights=[weights], step=step or 0)
         values = recipe.reader().values("test", sums)
     return {name.removeprefix("test_"): value for name, value in values.items()}
 
@@ -183,11 +190,6 @@ def check_weights(specs, weights):
             if (own := expected.get(name, "absent")) != (found := given.get(name, "absent")):
                 fix = "pass the model with its own weights"
                 raise UserError(f"{what}: {name} is {found}, and {own} in the model; {fix}")
-
-
-def plain(value):
-    """A NumPy number as Python's; anything else unchanged."""
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def train_recipe(
@@ -241,7 +243,7 @@ def assemble(
     reader, rates = recipe.reader(trainer), LearningRates(recipe.rates, trainer)
     own_folder = Path(folder) if folder and is_first() else None  # in the process that writes
     log = metric_log(recipe, own_folder, record, checkpoint)
-    keeper = Keeper(folder, recipe.checkpoint, record, probe) if folder else None
+    keeper = Keeper(folder, recipe.checkpoint, record, probe, checkpoint) if folder else None
     view = View(
         run, recipe, lambda: rates(run.step),
         sets=sets, folder=own_folder, config=record["config"], publish=log.publish,
@@ -294,3 +296,227 @@ def check_run(recipe, folder, resume):
         )
     if folder is None and recipe.logging.trackers:
         raise UserError("fit: trackers write into the folder of a run; give it a `folder`")
+
+
+def recipe_of(
+    model,
+    *,
+    optimizer,
+    loss=cross_entropy,
+    metrics=None,
+    schedule=None,
+    preprocess=(),
+    augment=(),
+    objective=supervised,
+    update=gradient_update,
+    callbacks=(),
+    seed=0,
+    log=EVERY_50_STEPS,
+    checkpoint=SAVES_EVERY_EPOCH,
+    rates=None,
+    mesh=ALL_DEVICES,
+    sharding=None,
+    ignored=None,
+    **options,
+) -> Recipe:
+    """The Recipe of a model, from the arguments of `fit` that change what is computed. `ignored` is
+    the label that loss and metrics do not count, unless they have their own `ignore_label`."""
+    sections = {
+        "loader": options_from(LoaderOptions, options),
+        "training": options_from(TrainingOptions, options),
+        "checkpoint": options_from(CheckpointOptions, checkpoint, "checkpoint"),
+        "logging": options_from(LoggingOptions, log, "log"),
+        "mesh": options_from(MeshOptions, mesh, "mesh"),
+    }
+    problems = [str(each) for each in sections.values() if isinstance(each, UserError)]
+    problems += misfits({"seed": form(Seed)}, {"seed": seed})
+    if problems:
+        raise UserError("\n".join(problems))
+    loss = ignoring(ignored, loss)
+    metrics = default_metrics(loss, objective) if metrics is None else metrics
+    functions = {"loss": loss, "objective": objective, "update": update}
+    for kind, part in {"model": model, "optimizer": optimizer, **functions}.items():
+        if kind != "loss" or loss is not None:  # the user's own objective may need no loss
+            check_part(kind, part)
+    if schedule is not None:
+        check_schedule(schedule)
+    lists = {"preprocess": preprocess, "augment": augment, "callbacks": callbacks}
+    lists["metrics"] = metrics.values() if isinstance(metrics, dict) else metrics
+    lists["trackers"] = sections["logging"].trackers
+    for kind, listed in lists.items():
+        check_list(kind, listed)
+    parts = Parts(
+        model=model,
+        **functions,
+        metrics={
+            label: rule._replace(function=ignoring(ignored, rule.function))
+            for label, rule in labelled(metrics).items()
+        },
+        preprocess=tuple(preprocess),
+        augment=tuple(augment),
+        optimizer=optimizer if schedule is None else scheduled(optimizer, schedule),
+        callbacks=tuple(callbacks),
+        rates=rates or {},
+        seed=int(seed),
+        sharding=sharding,
+        **sections,
+    )
+    return compose(parts, Plan.on_paper(parts.mesh, sharding))
+
+
+# Options.
+
+
+def default_metrics(loss, objective):
+    """Accuracy for what classifies, over the labels that count."""
+    classifies = getattr(loss, "func", loss) is cross_entropy
+    if not classifies or getattr(objective, "func", objective) not in (supervised, mixup, cutmix):
+        return []
+    ignored = getattr(loss, "keywords", {}).get("ignore_label")
+    return [accuracy if ignored is None else partial(accuracy, ignore_label=ignored)]
+
+
+def ignoring(label, function):
+    """A loss or a metric that does not count a label, if it can and has no other `ignore_label`."""
+    if label is None or not callable(function):
+        return function
+    is_given = "ignore_label" in getattr(function, "keywords", {})
+    can = "ignore_label" in parameters_of(function)
+    return partial(function, ignore_label=label) if can and not is_given else function
+
+
+def options_from(options, given, name=""):
+    """Options from a dict of their fields, or the UserError that says what is wrong; without a
+    name, of the arguments of `fit` those that are among them."""
+    if isinstance(given, options):
+        return given
+    known = [field.name for field in fields(options)]
+    if not isinstance(given, dict):
+        return UserError(f"{name}: must be a dict of {', '.join(known)}, got {given!r}")
+    if not name:
+        given = {key: value for key, value in given.items() if key in known}
+    if unknown := [key for key in given if key not in known]:
+        hint = did_you_mean(unknown[0], known)
+        return UserError(f"{name}: no such key {unknown[0]!r}{hint} ({', '.join(known)})")
+    try:
+        return options(**given)
+    except ValueError as error:
+        lines = [f"{name}.{line}".lstrip(".") for line in str(error).splitlines()]
+        return UserError("\n".join(lines))
+
+
+def check_known(given, known):
+    """Refuse arguments of other names, as Python does, with the most similar name."""
+    if unknown := [name for name in given if name not in known]:
+        hint = did_you_mean(unknown[0], known)
+        end = hint or f"; there are {', '.join(sorted(known))}"
+        raise TypeError(f"fit() got an unexpected keyword argument {unknown[0]!r}{end}")
+
+
+def own_record(recipe, sets, config=None):
+    """The record of a run of `fit`: its options, the user's `config`, and what preprocesses its
+    inputs. Other functions are not compared when a run is resumed, so a collate_fn is left out."""
+    if config is not None and not isinstance(config, dict):
+        fix = "pass vars(config)" if hasattr(config, "__dict__") else "pass {name: value}"
+        raise UserError(f"config: must be a dict, got {type(config).__name__}; {fix}")
+    loader = vars(recipe.loader) | {"collate_fn": None, "eval_collate_fn": None}
+    own = {"seed": recipe.seed, "loader": loader, "training": vars(recipe.training)}
+    for key in own.keys() & (config or {}).keys():
+        if config[key] != own[key]:
+            fix = f"pass the same as fit({key}=...)" if key == "seed" else "choose another key"
+            raise UserError(f"config: {key!r} is the run's own, {own[key]!r}; {fix}")
+    named = class_names(sets["train"]), tokenizer_json(sets["train"])
+    record = run_folder.record(
+        own | (config or {}), {}, sets, recipe.objective.fingerprints, *named
+    )
+    return record | {"written_by": "fit", "preprocess": described(recipe.preprocess)}
+
+
+# The parts.
+
+
+def check_part(kind, value):
+    """Refuse an argument that is not a part of this kind: a name, as a config has it, a function
+    that has yet to be called, or anything else."""
+    check_named(kind, value)
+    cls = value if isinstance(value, type) else type(value)
+    if kind == "model" and adapter_for(cls):
+        fix = "wrap it: docs/add_your_own.md#a-model-of-another-library"
+        raise UserError(f"model: {cls.__name__} is of another library; {fix}")
+    needed = KINDS[kind].attributes
+    missing = [name for name in needed if not hasattr(value, name) or value is cls]
+    if not KINDS[kind].given and (missing or makes(value, kind)):
+        if isinstance(value, list | tuple) and kind == "optimizer":
+            fix = "chain them: chain(...) of training.transforms"
+            raise UserError(f"optimizer: must be one optimizer, got {len(value)}; {fix}")
+        if callable(value) and hasattr(value, "__name__"):
+            raise UserError(uncalled(kind, value))
+        fix = f"pass what a function in {' or '.join(KINDS[kind].homes)} returns"
+        name = type(value).__name__
+        raise UserError(f"{kind}: {name} has no {' and '.join(missing)}; {fix}")
+    if KINDS[kind].given and not callable(value) and not isinstance(value, Tracked):
+        raise UserError(f"{kind}: {value!r} is not a function; pass the function itself")
+
+
+def check_schedule(schedule):
+    """Refuse an argument that is not a function from the step to a number."""
+    check_part("schedule", schedule)
+    try:
+        value = jax.eval_shape(schedule, jax.ShapeDtypeStruct((), jnp.int32))
+    except Exception as error:  # the user's own, or a factory that was not called
+        if hasattr(schedule, "__name__") and required(schedule) != required(lambda step: step):
+            raise UserError(uncalled("schedule", schedule)) from error
+        why = f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(f"schedule: fails on a step: {why}") from error
+    if getattr(value, "shape", None) != ():
+        raise UserError(f"schedule: must return one number for a step, got {value}")
+    first = float(jax.jit(schedule)(0))
+    if not 0 <= first <= 1 + 1e-6:
+        why = "it multiplies the optimizer's rate, so it must be from 0 to 1"
+        raise UserError(f"schedule: returns {first:g} for the first step; {why}")
+
+
+def check_list(kind, values):
+    """Refuse an argument that is not a list of parts."""
+    if isinstance(values, str | dict) or not np.iterable(values) or isinstance(values, type):
+        check_named(kind, values)
+        name = part_name(values) if inspect.isfunction(values) else "..."
+        raise UserError(f"{kind}: must be a list, got {values!r}; put it in brackets: [{name}]")
+    for value in values:
+        check_part(kind, value)
+
+
+def check_named(kind, value):
+    """Refuse the name of a part, which is how a config refers to it."""
+    name = value.get("name") if isinstance(value, dict) else value
+    if not isinstance(name, str):
+        return
+    parts = find(kind)[0]
+    near = [name] if name in parts else get_close_matches(name.lower(), parts, n=1)
+    if not near:
+        raise UserError(f"{kind}: {name!r} is only a name, and no part's: {', '.join(parts)}")
+    part = parts[near[0]]
+    hint = "" if near == [name] else f" (did you mean {near[0]!r}?)"
+    use = part.__name__ if KINDS[kind].given else call_of(part)
+    raise UserError(
+        f"{kind}: {name!r} is only a name{hint}; pass the object: "
+        f"from {part.__module__} import {part.__name__}, then {use}"
+    )
+
+
+def call_of(function):
+    """The text of a call with the arguments that have no default."""
+    return f"{function.__name__}({', '.join(required(function))})"
+
+
+def required(function):
+    """The names of the arguments that have no default."""
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = parameters_of(function).values()
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in variadic]
+
+
+def uncalled(kind, factory):
+    """The message about a function that was passed instead of its result."""
+    name = factory.__name__
+    return f"{kind}: {name} is a function that makes one; call it: {call_of(factory)}"

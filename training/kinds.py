@@ -149,7 +149,7 @@ KINDS = {
             ("data_loader.records",),
             "data_loader.base:Parsed",
             "a function: the bytes of a record -> example",
-            "data.md#record-files-read-with-grain",
+            "data.md#record-files",
             given=1,
         ),
     )
@@ -227,12 +227,10 @@ def lacking(kind, present):
     """The words for what a part of a kind with these attributes lacks; "" if nothing."""
     wanted, some = KINDS[kind].attributes, KINDS[kind].some
     missing = [name for name in wanted if name not in present]
-    has_some = any(name in present or (name == "on_*" and any_hook(present)) for name in some)
+    if "on_*" in some:
+        some += tuple(name for name in present if name.startswith("on_"))
+    has_some = any(name in present for name in some)
     return " and ".join(missing) if missing or has_some else " or ".join(some)
-
-
-def any_hook(names):
-    return any(name.startswith("on_") for name in names)
 
 
 def requirement(kind):

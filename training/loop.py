@@ -15,7 +15,6 @@ import numpy as np
 
 from training.observers import (
     NEVER,
-    SAVES,
     Bad,
     Replies,
     Snapshot,
@@ -23,6 +22,7 @@ from training.observers import (
     is_due_at_end,
     keys_of,
     memories,
+    most_complete,
     name_of,
     remember,
     reply_of,
@@ -38,6 +38,7 @@ from utils import RunError, UserError, first_line
 
 logger = logging.getLogger("main")
 
+AT_END = ("epoch", "evaluation")  # values of Run.open_at at the end of an epoch
 CHUNK_SECONDS = 0.5  # of work in a chunk; a signal ends the run after at most two chunks
 
 
@@ -90,8 +91,6 @@ class Loop:
         self.rates = {}  # the learning rates of the latest step
         self.resumed_at = 0  # the position in the epoch from which it was resumed, or went back to
         self.todo = Boundary()  # what is left to do at this step
-        # "steps" or "epoch" if a signal ended the run before what is due there was done
-        self.open_at = None
         self.underway = False  # whether the states on the device belong to the run
 
     def train(self, start=None):
@@ -102,19 +101,20 @@ class Loop:
             self.signals.handle()
             if start:
                 self.go_to(start)
-            first = self.ask("on_start")
+            first = self.call_observers("on_start")
             self.apply(first)
             if start and start.checkpoint:
-                remember(self.observers, start.record["memories"], start.checkpoint.paths[0])
+                remember(self.observers, start.record["memories"], start.checkpoint.path)
+            save = first.save
             if start is None or start.before_first_row:
-                self.evaluate_initial_params()
+                save = most_complete(save, self.evaluate_initial_params())
             self.underway = True
             now = time.monotonic()
             self.times = dict.fromkeys(range(len(self.every())), now)
             self.poll()
-            if first.save:
-                self.save(first.save)
-            if not self.open_at:
+            if save:
+                self.save(save)
+            if not run.open_at:
                 self.end_if_spent(bool(start) and agreed([self.clock.is_spent()])[0])
             ended = False
             while not ended:  # a save finds a state that is not finite, and the run may go back
@@ -122,7 +122,7 @@ class Loop:
                     self.epoch()
                 ended = self.save("last" if run.finished else "whole")
             self.evaluate_unfinished_epoch()
-            self.ask("on_end")
+            self.call_observers("on_end")
             self.test()
             self.log_why_it_ended()
         except (Exception, SystemExit) as error:  # the user's code may call sys.exit
@@ -149,8 +149,8 @@ class Loop:
         self.trainer.prepare()
         self.resumed_at, self.rates = run.position, self.learning_rates(run.step)
         self.clock.start_training(examples_of(run.sums.epoch), examples_of(run.sums.line))
-        if self.open_at == "steps":
-            if self.serve():
+        if run.open_at == "steps":
+            if self.evaluate_and_save():
                 return
             self.end_if_spent()
         for chunk, bad in self.chunks():
@@ -186,9 +186,9 @@ class Loop:
             unread = 1 if steps and not waits else 0  # chunks that may stay in flight
             self.poll()
             while len(self.in_flight) > unread:
-                yield self.settled(self.in_flight.popleft())
+                yield self.read_chunk(self.in_flight.popleft())
         while self.in_flight:
-            yield self.settled(self.in_flight.popleft())
+            yield self.read_chunk(self.in_flight.popleft())
 
     def next_chunk(self, step, position):
         """[the steps of the next chunk, whether the seconds of the run are over, and for all that
@@ -228,7 +228,7 @@ class Loop:
         ]
         return due, line, evaluate
 
-    def settled(self, chunk):
+    def read_chunk(self, chunk):
         """Wait for a chunk, and add its rows to what the run has measured. Returns (the chunk, a
         list of Bad)."""
         run, first = self.run, self.run.step
@@ -240,7 +240,7 @@ class Loop:
         bad = self.bad_steps(rows, first)
         if self.trainer.halts:  # the steps after a bad one were refused
             ends = {each.replica: each.step - first for each in bad}
-            rows = [cut(own, ends.get(replica)) for replica, own in enumerate(rows)]
+            rows = [first_rows(own, ends.get(replica)) for replica, own in enumerate(rows)]
         run.sums.add(rows)
         run.throughput = None
         self.rates = self.learning_rates(run.step)  # before an observer changes them
@@ -282,54 +282,54 @@ class Loop:
         `end_of_epoch`. Returns whether the run went back."""
         run = self.run
         for each in bad:
-            if self.apply(self.ask("on_bad", each)):
+            if self.apply(self.call_observers("on_bad", each)):
                 return True
         if self.sees_batches:
-            self.apply(self.ask("on_batch", self.trainer.latest_batch()))
-        replies = self.ask("on_steps", among=chunk.due)
+            self.apply(self.call_observers("on_batch", self.trainer.latest_batch()))
+        replies = self.call_observers("on_steps", among=chunk.due)
         self.apply(replies)
         self.todo = Boundary(chunk.evaluate or replies.evaluate, replies.save)
         if run.position == run.steps and (run.signal or not run.stopped):
             return False
-        went_back = self.serve()
+        went_back = self.evaluate_and_save()
         if not went_back:
             self.end_if_spent(chunk.ends)
         self.poll()
         return went_back
 
-    def serve(self):
+    def evaluate_and_save(self):
         """Do what is left to do at this step of an epoch. If a signal arrives meanwhile, a resumed
         run does it. Returns whether the run went back."""
         run, (evaluate, save) = self.run, self.todo
-        self.open_at = "steps" if evaluate else None
+        run.open_at = "steps" if evaluate else None
         if (evaluate or save) and not self.state_is_finite():
             return True
         if evaluate and self.in_epochs:
-            run.evaluated, run.within_epoch = [], True
+            run.evaluated = []
             values = self.evaluate(self.in_epochs)
-            run.within_epoch = False
             if values is None:
                 return False
             row = {"epoch": run.epoch, "step": run.step, "evaluation": True}
             replies = self.end_of_evaluation(row, values)
-            save = most(save, replies.save)
-        self.todo, self.open_at = Boundary(), None
+            save = most_complete(save, replies.save)
+        self.todo, run.open_at = Boundary(), None
         return bool(save) and not self.save(save)
 
     def end_of_epoch(self):
         """The boundary at the end of an epoch, which is a row of the history."""
         run, every = self.run, self.eval_every
-        if self.open_at != "epoch":
+        if run.open_at not in AT_END:
             each_due = [is_due_at_end(every_of(each), run.epoch) for each in self.observers]
             due = [i for i, is_due in enumerate(each_due) if is_due]
-            replies = self.ask("on_steps", among=due)
+            replies = self.call_observers("on_steps", among=due)
             self.apply(replies)
             evaluate = self.todo.evaluate or replies.evaluate or is_due_at_end(every, run.epoch)
-            self.todo = Boundary(evaluate, most(self.todo.save, replies.save))
-        self.open_at, run.evaluated = "epoch", []
-        if not self.state_is_finite():
-            return
+            self.todo = Boundary(evaluate, most_complete(self.todo.save, replies.save))
+            run.open_at = "epoch"
+            if not self.state_is_finite():
+                return
         self.end_of_training()
+        run.open_at, run.evaluated = "evaluation", []
         evaluated = self.evaluate(self.in_epochs if self.todo.evaluate else [])
         if evaluated is None:
             run.metrics = {}  # an unfinished epoch has none
@@ -337,26 +337,28 @@ class Loop:
         row = {"epoch": run.epoch, "step": run.step, **run.metrics, **self.clock.epoch()}
         run.history.append(row)
         run.completed, run.position, run.line_position, self.elapsed = run.epoch, 0, 0, 0.0
-        todo, self.todo, self.open_at = self.todo, Boundary(), None
+        todo, self.todo, run.open_at = self.todo, Boundary(), None
         replies = self.end_of_evaluation(row | {"end_of_epoch": True})
-        save = most(todo.save, replies.save)
+        save = most_complete(todo.save, replies.save)
         if not save or self.save(save):
             self.end_if_spent(agreed([self.clock.is_spent()])[0])
         self.poll()
 
     def end_of_training(self):
-        """Report the values of the epoch's training."""
+        """Report the values of the epoch's training, unless that was done before a signal ended the
+        run."""
         run, sums = self.run, self.run.sums.epoch
         run.each_step = self.single_steps()
         self.clock.end_training(run.position - self.resumed_at, examples_of(sums))
         run.arrays |= self.reader.arrays("train", sums)
         run.metrics = self.reader.values("train", sums) | self.rates
-        self.apply(self.ask("on_evaluated", "train", run.metrics))
+        if run.open_at != "evaluation":
+            self.apply(self.call_observers("on_evaluated", "train", run.metrics))
 
     def end_of_evaluation(self, row, values=None):
         """Report a row of values: those of the run, or `values`. Returns the Replies."""
         self.run.row = row | (values or {})
-        replies = self.ask("on_row", self.run.row)
+        replies = self.call_observers("on_row", self.run.row)
         self.apply(replies)
         return replies
 
@@ -399,7 +401,9 @@ class Loop:
             run.metrics = run.metrics | named
             run.arrays |= self.reader.arrays(name, sums)
             run.evaluated.append(name)
-            replies = self.ask("on_evaluated", name, named, among=self.due_at_evaluation(limited))
+            replies = self.call_observers(
+                "on_evaluated", name, named, among=self.due_at_evaluation(limited)
+            )
             run.metrics = run.metrics | replies.values
             self.apply(replies)
         self.check_reported(limited)
@@ -414,7 +418,7 @@ class Loop:
             every = every_of(observer)
             if every is None or not limited:
                 return True
-            at_end = self.open_at == "epoch" and is_due_at_end(every, run.epoch)
+            at_end = run.open_at in AT_END and is_due_at_end(every, run.epoch)
             due_here = steps_left(every, run.step - 1, run.position - 1) == 1
             return at_end or due_here
 
@@ -434,12 +438,15 @@ class Loop:
                     )
 
     def evaluate_initial_params(self):
-        """Evaluate before the first step, so that curves begin with the initial params."""
-        run = self.run
+        """Evaluate before the first step, so that curves begin with the initial params. Returns the
+        kind of checkpoint that an observer requests, or None."""
+        run, save = self.run, None
         if self.recipe.training.eval_initial:
             if values := self.evaluate(self.in_epochs):
-                self.end_of_evaluation({"epoch": 0, "step": 0, "initial": True}, values)
+                row = {"epoch": 0, "step": 0, "initial": True}
+                save = self.end_of_evaluation(row, values).save
             run.metrics, run.evaluated = {}, []
+        return save
 
     def evaluate_unfinished_epoch(self):
         """If a budget or a callback ended the run within an epoch, evaluate its last weights, which
@@ -479,8 +486,7 @@ class Loop:
         try:
             if run.untested:
                 logger.info("Testing %s", run.weights_from)
-            weights = trees and self.trainer.replicas.stack(trees)
-            values = self.evaluate(names, weights, row["step"], limited=False)
+            values = self.evaluate(names, trees, row["step"], limited=False)
         finally:
             run.epoch, run.untested = before[0], run.untested and values is None
             if values is None:
@@ -490,7 +496,7 @@ class Loop:
 
     # Observers.
 
-    def ask(self, event, *details, among=None):
+    def call_observers(self, event, *details, among=None):
         """The Replies to an event of all observers, or of those with these numbers. With several
         processes, they are those of process 0."""
         replies, called = Replies(), False
@@ -526,13 +532,13 @@ class Loop:
     def go_to(self, point):
         """Continue from a Point."""
         self.in_flight.clear()
-        self.trainer.restore(point.states)
         record = point.record
+        self.trainer.restore(point.states, record["seeds"])
         self.elapsed = record["elapsed"]
-        self.todo, self.open_at = Boundary(), None
+        self.todo = Boundary()
         self.run.go_to(point)
         if point.checkpoint:
-            self.todo, self.open_at = Boundary(*record["todo"]), record["open"]
+            self.todo, self.run.open_at = Boundary(*record["todo"]), record["open"]
             self.clock.continue_after(record["seconds"])
             self.scales = dict(record["lr_scales"])
 
@@ -541,7 +547,8 @@ class Loop:
         run = self.run
         record = run.record(self.clock.elapsed()) | {"seconds": self.clock.spent()}
         record |= {"memories": memories(self.observers), "lr_scales": self.scales}
-        record |= {"todo": list(self.todo), "open": self.open_at}
+        record |= {"seeds": self.trainer.seeds}
+        record |= {"todo": list(self.todo), "open": run.open_at}
         return Snapshot(self.trainer.snapshot(), record, run.sums.trees() if run.position else None)
 
     def save(self, kind):
@@ -549,7 +556,7 @@ class Loop:
         not finite."""
         if not self.state_is_finite():
             return False
-        self.ask("on_save", cache(self.snapshot), kind)
+        self.call_observers("on_save", cache(self.snapshot), kind)
         return True
 
     def state_is_finite(self):
@@ -558,7 +565,7 @@ class Loop:
         not finite; an optimizer or running statistics that overflow are found here."""
         leaf = self.trainer.leaf_not_finite()
         return leaf is None or not self.apply(
-            self.ask("on_bad", Bad(self.run.step, leaf, 0, of_state=True))
+            self.call_observers("on_bad", Bad(self.run.step, leaf, 0, of_state=True))
         )
 
     def close(self):
@@ -600,11 +607,11 @@ class Loop:
             return
         try:
             while self.in_flight:
-                chunk, bad = self.settled(self.in_flight.popleft())
+                chunk, bad = self.read_chunk(self.in_flight.popleft())
                 if bad and self.trainer.halts:
                     raise RunError(f"step {bad[0].step + 1} was not finite")
                 with suppress(Exception, SystemExit):  # of the observer that ends the run
-                    self.ask("on_steps", among=chunk.due)
+                    self.call_observers("on_steps", among=chunk.due)
             step, *others = {int(s) for ts in self.trainer.states for s in np.ravel(ts.step)}
             if step and not others:
                 run.position, run.step = run.position + step - run.step, step
@@ -617,11 +624,6 @@ class Loop:
                 logger.warning("The state could not be saved: %s", first_line(second))
 
 
-def cut(rows, end):
-    """The first rows, up to `end`."""
-    return jax.tree.map(lambda a: a[:end], rows)
-
-
-def most(*kinds):
-    """The kind of a checkpoint that satisfies all of these requests."""
-    return max([kind for kind in kinds if kind], key=SAVES.index, default=None)
+def first_rows(rows, count):
+    """The first rows; all of them if the count is None."""
+    return jax.tree.map(lambda a: a[:count], rows)

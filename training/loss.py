@@ -9,8 +9,8 @@ target is {"target": ..., "weight": a number for each element}, or some of its l
 import jax
 import jax.numpy as jnp
 
-from ranges import Fraction, Positive, checked
 from training.base import Loss, Weighted
+from utils.forms import Fraction, Positive, checked
 
 
 @checked

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ranges import Count, Positive, checked
 from training import loss
 from training.base import Metric, Tracked, Weighted
 from training.loss import (
@@ -25,6 +24,7 @@ from training.loss import (
     target_and_weight,
 )
 from utils import UserError, parameters_of
+from utils.forms import Count, Positive, checked
 
 NORMS = ("gradient_norm", "parameter_norm")
 NEEDS = ("learning_rate", *NORMS, "leaf_statistics", "per_step")  # what a callback may need

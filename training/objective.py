@@ -18,9 +18,9 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from ranges import NonNegative, Positive, checked
 from training.base import Objective, Weighted, check_value, is_weighted
 from utils import UserError, parameters_of
+from utils.forms import NonNegative, Positive, checked
 
 OF_PART = "in the "  # the beginning of a note that names a loss or a metric
 

@@ -24,7 +24,8 @@ on_row(run, row)                  all values of an epoch, or of an evaluation, a
                                   number} with "epoch" and "step", and a key that says which row it
                                   is: "end_of_epoch", "evaluation" (within an epoch), "initial" (of
                                   the initial params) or "final" (at the end)
-on_bad(run, bad)                  a step, or the state, is not finite; `bad` is a Bad
+on_bad(run, bad)                  a step, or the state, is not finite; `bad` is a Bad. With
+                                  on_nonfinite=skip, only the first of a chunk is reported
 on_save(run, take, kind)          write a checkpoint of this kind; `take()` returns a Snapshot
 on_end(run)                       training has ended, and its last checkpoint is being written; the
                                   test of test_at=end follows
@@ -37,7 +38,7 @@ pause     the reason: end the run here, to be resumed later, as after a signal
 evaluate  True: evaluate the held-out sets here; only from `on_steps`
 save      "last": write a checkpoint here; "best": one that is kept only as long as it is among the
           best; "whole": one from which the run can be resumed, whatever the options say; only from
-          `on_start`, `on_steps`, and `on_row` of an epoch or within one
+          `on_start`, `on_steps` and `on_row`; at a "final" row, the last one is already written
 values    {"test_x": number}, from `on_evaluated` alone: they join the metrics of the set
 lr_scale  a factor for every later update, instead of the one that this object returned before; the
           factors of all observers are multiplied
@@ -74,11 +75,11 @@ from typing import Any, NamedTuple, TypedDict
 from jax.tree_util import tree_structure
 
 from data_loader.nest import map_nest
-from file_io import is_alike
-from ranges import Count, Positive
 from training.base import Tracked
 from training.metrics import NEEDS
 from utils import RunError, UserError, cut, relative_path
+from utils.files import is_alike
+from utils.forms import Count, Misfit, Positive, form
 
 logger = logging.getLogger("main")
 
@@ -181,6 +182,11 @@ def is_due_at_end(every, epoch):
 # Replies.
 
 
+def most_complete(*kinds):
+    """The kind of a checkpoint that satisfies all of these requests, some of which may be None."""
+    return max([kind for kind in kinds if kind], key=SAVES.index, default=None)
+
+
 class Replies(NamedTuple):
     """What the observers replied to one event."""
 
@@ -195,31 +201,24 @@ class Replies(NamedTuple):
     def with_reply(self, key, reply):
         """These replies and the one of the observer with this key."""
         stop = reply.get("stop")
-        kinds = [kind for kind in (self.save, reply.get("save")) if kind]
         scale = {key: float(reply["lr_scale"])} if "lr_scale" in reply else {}
         return Replies(
             self.back_to or reply.get("back_to"),
             self.stop or (key if stop is True else stop or None),
             self.pause or reply.get("pause"),
             self.evaluate or bool(reply.get("evaluate")),
-            max(kinds, key=SAVES.index, default=None),
+            most_complete(self.save, reply.get("save")),
             {**self.values, **reply.get("values", {})},
             {**self.lr_scales, **scale},
         )
 
 
 def reply_of(observer, event, run, *details):
-    """Call a method of an observer, if it has it, and return its reply as a dict."""
-    if not hasattr(observer, event):
-        return {}
-    return checked(observer, event, called(observer, event, run, *details))
-
-
-def called(observer, event, run, *details):
-    """The return value of a method; if it fails, the error names the method, the line and when."""
+    """Call a method of an observer, and return its reply as a dict. If the method fails, the error
+    names it, the line and when."""
     function = getattr(observer, event)
     try:
-        return function(run, *details)
+        reply = function(run, *details)
     except (UserError, RunError):
         raise
     except Exception as error:
@@ -232,13 +231,14 @@ def called(observer, event, run, *details):
             f"callbacks: {name_of(observer)}.{event} failed in epoch {run.epoch} after step "
             f"{run.step}: {where}: {type(error).__name__}: {error}"
         ) from error
+    return checked_reply(observer, event, reply)
 
 
 class CallbackFailed(Exception):
     """An observer raised something that is neither a UserError nor a RunError."""
 
 
-def checked(observer, event, reply):
+def checked_reply(observer, event, reply):
     """A reply as a dict; raise if it is not valid."""
     where = f"callbacks: {name_of(observer)}.{event}"
     if reply is None:
@@ -273,9 +273,9 @@ def checked(observer, event, reply):
 def checked_values(where, values):
     """{name: number} that a method returned."""
     if isinstance(values, dict) and all(re.match(r"[a-z0-9-]+_", str(name)) for name in values):
-        plain = {name: as_number(value) for name, value in values.items()}
-        if all(isinstance(value, int | float) for value in plain.values()):
-            return plain
+        numbers = {name: as_number(value) for name, value in values.items()}
+        if all(isinstance(value, int | float) for value in numbers.values()):
+            return numbers
     raise UserError(f'{where} returned values={values!r}; they must be {{"test_x": number}}')
 
 
@@ -368,7 +368,11 @@ def check_observers(observers):
                 f"callbacks: {observer!r} has no method that is called ({', '.join(EVENTS)}); "
                 "a callback is an object, as early_stopping(patience=3) returns one"
             )
-        check_every(f"{place}.every", every_of(observer))
+        try:
+            form(Every | None).read(every_of(observer), f"{place}.every")
+        except Misfit as misfit:
+            fix = "set None, or a dict such as {'steps': 100} or {'epochs': 1}"
+            raise UserError(f"{misfit}; {fix}") from None
         only_evaluated = hasattr(observer, "on_evaluated") and not hasattr(observer, "on_steps")
         if only_evaluated and "seconds" in (every_of(observer) or {}):
             fix = "evaluations are chosen by steps, batches or epochs"
@@ -396,22 +400,6 @@ def check_method(place, observer, event):
         except TypeError as error:
             form = f"def {event}(self, {', '.join(EVENTS[event])})"
             raise UserError(f"{place}.{event} must take its arguments: {form}") from error
-
-
-def check_every(where, every):
-    """Refuse an `every` that is never due."""
-    keys = ("steps", "batches", "epochs", "seconds", "at")
-
-    def fits(key, number):
-        is_number = type(number) is int or (key == "seconds" and type(number) is float)
-        return key in keys and is_number and number > 0
-
-    if every is None or (isinstance(every, dict) and all(map(fits, every, every.values()))):
-        return
-    raise UserError(
-        f"{where}: must be None or a dict such as {{'steps': 100}} or {{'epochs': 1}}, "
-        f"with numbers above 0 and keys of {', '.join(keys)}; got {every!r}"
-    )
 
 
 def check_reports(place, observer):

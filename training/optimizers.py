@@ -5,7 +5,6 @@ import re
 import jax
 import jax.numpy as jnp
 
-from ranges import Fraction, NonNegative, Positive, checked, regex
 from training.base import Optimizer
 from training.transforms import (
     NO_DECAY,
@@ -17,6 +16,7 @@ from training.transforms import (
     stateless,
 )
 from utils import is_stacked, map_named
+from utils.forms import Fraction, NonNegative, Positive, checked, regex
 
 BY_ADAMW = r".*(embed|head).*|(.*/)?(tokens|positions|label)/weight"
 

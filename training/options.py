@@ -8,7 +8,9 @@ from typing import Annotated, Literal, NamedTuple, Required, TypedDict
 
 from data_loader.base import Batch
 from data_loader.loader import collated
-from ranges import (
+from training.base import Tracker
+from utils import UserError
+from utils.forms import (
     Count,
     CountOrZero,
     LocalPath,
@@ -18,8 +20,6 @@ from ranges import (
     check_options,
     nonnegative,
 )
-from training.base import Tracker
-from utils import UserError
 
 
 class OfHeldOut(NamedTuple):
@@ -94,10 +94,6 @@ def holds_weights(value):
     return is_tree and not value.keys() & PretrainedOptions.__annotations__.keys()
 
 
-def is_list(value):
-    return isinstance(value, list | tuple)
-
-
 class EvaluationEvery(TypedDict, total=False):
     """When the held-out sets are evaluated."""
 
@@ -149,7 +145,7 @@ class TrainingOptions:
                 "epochs: is null, so a limit must end the run; set max_steps or max_seconds"
             )
         for path, values in (self.vary or {}).items():
-            if not is_list(values) or not values:
+            if not isinstance(values, list | tuple) or not values:
                 form = 'a path is one key, as in {"optimizer.args.lr": [0.01, 0.003]}'
                 raise ValueError(f"vary.{path}: must be a list of numbers, got {values!r}; {form}")
 
@@ -236,16 +232,3 @@ class LoggingOptions:
 
     def __post_init__(self):
         check_options(self)
-
-
-def check_together(loader, training, checkpoint):
-    """Raise the problems of a combination of sections in one ValueError, one per line."""
-    problems = []
-    if loader.batch_size % training.accumulate:
-        sizes = f"{loader.batch_size} does not divide into {training.accumulate} microbatches"
-        problems.append(f"training.accumulate: a batch of {sizes}")
-    if training.on_nonfinite == "rollback" and not checkpoint.save_optimizer_state:
-        fix = "set checkpoint.save_optimizer_state to true"
-        problems.append(f"training.on_nonfinite: 'rollback' needs complete checkpoints; {fix}")
-    if problems:
-        raise ValueError("\n".join(problems))

@@ -8,8 +8,8 @@ run's config from then on. `fit` must also work for a single example of zeros.
 
 import inspect
 import math
+from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +18,11 @@ import numpy as np
 from data_loader.base import Arrays
 from data_loader.loader import first_inputs
 from data_loader.nest import check_integers
-from ranges import Positive, checked, is_traced, require
 from training.base import Preprocessed
 from training.objective import preprocessed
 from training.options import LoaderOptions
 from utils import UserError
+from utils.forms import Positive, checked, is_traced, require
 
 
 def to_unit(x) -> Preprocessed:
@@ -240,8 +240,7 @@ def with_statistics(parts, statistics):
         values = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
         preprocess[i] = bound(preprocess[i], values)
         nodes[i] = nodes[i] | {"args": nodes[i]["args"] | values}
-    changed = {"preprocess": preprocess, "config": config, "unfitted": {}}
-    return SimpleNamespace(**vars(parts) | changed)
+    return replace(parts, preprocess=tuple(preprocess), config=config, unfitted={})
 
 
 def with_recorded(parts, config, source):

@@ -124,21 +124,17 @@ def together():
 
 
 def check_visible(folder):
-    """Refuse a run's folder that process 0 has made and another process does not see."""
+    """Refuse a run's folder that process 0 has made and another process does not see, even after
+    waiting for a network file system that may be slow to show it."""
     with together():
-        if not becomes_visible(folder):
+        until = time.monotonic() + VISIBLE_WITHIN
+        while not folder.is_dir() and time.monotonic() < until:
+            time.sleep(0.2)
+        if not folder.is_dir():
             raise UserError(
                 f"checkpoint.dir: {folder}: process {jax.process_index()} does not see this "
                 "folder of process 0; name one that all hosts share"
             )
-
-
-def becomes_visible(folder):
-    """Whether a folder exists; waits for a network file system that may be slow to show it."""
-    until = time.monotonic() + VISIBLE_WITHIN
-    while not folder.is_dir() and time.monotonic() < until:
-        time.sleep(0.2)
-    return folder.is_dir()
 
 
 class Stopping:

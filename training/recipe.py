@@ -11,8 +11,7 @@ import jax
 
 from data_loader.base import has_items, read_example
 from data_loader.loader import collate, collated, epoch_order, in_epoch
-from ranges import check_takes
-from training.base import Objective, Optimizer, Tracked, unchanged
+from training.base import Objective, Optimizer, part_name, unchanged
 from training.contracts import (
     explained,
     guarded_model,
@@ -22,6 +21,7 @@ from training.contracts import (
 )
 from training.metrics import NEEDS, MetricPlan, check_binary, check_ignored
 from training.objective import augmented_by_epoch, inputs, traced, with_precision
+from training.observers import check_observers
 from training.options import (
     CheckpointOptions,
     LoaderOptions,
@@ -33,6 +33,7 @@ from training.run import Reader
 from training.transforms import NO_STEP, check_rate, kind_of
 from training.update import gradient_update, with_epochs
 from utils import UserError, made_by, parameters_of
+from utils.forms import SEEDS, check_takes
 
 # What the factory of an objective takes, and the function that it returns.
 FACTORY_TAKES = ("model", "loss", "metrics", "preprocess", "augment")
@@ -129,13 +130,18 @@ class Recipe(NamedTuple):
 
 
 def compose(parts, plan):
-    """The Recipe of `parts`, an object with an attribute for each key of a config."""
+    """The Recipe of `parts`, after checking what does not need the data."""
     seed, training = parts.seed, parts.training
     replicas, vary = training.replicas, training.vary or {}
     numbers = tuple({path: parts.vary[path][r] for path in parts.vary} for r in range(replicas))
-    if not 0 <= seed <= 2**32 - replicas:
-        room = f"leave room for {replicas} replicas below 2**32"
-        raise UserError(f"seed: must be at least 0 and {room}, got {seed}")
+    if seed + replicas > SEEDS:
+        raise UserError(f"seed: leave room for {replicas} replicas below 2**32, got {seed}")
+    if training.on_nonfinite == "rollback" and not parts.checkpoint.save_optimizer_state:
+        raise UserError(
+            "training.on_nonfinite: 'rollback' needs complete checkpoints; "
+            "set checkpoint.save_optimizer_state to true"
+        )
+    check_observers(parts.callbacks)
     functions, metric_plan = plan_metrics(parts.metrics, parts.callbacks, parts.logging)
     check_ignored(parts.loss, functions)
     check_binary(parts.loss, functions)
@@ -221,9 +227,9 @@ def configured(update, objective, optimizer, training, augment):
 
 
 def plan_metrics(metrics, callbacks, logging):
-    """({label: function of one example}, MetricPlan) of everything that is measured. `metrics` is a
-    list or a dict of functions, or of Tracked ones."""
-    rules, hidden = labelled(metrics), set()
+    """({label: function of one example}, MetricPlan) of everything that is measured. `metrics` are
+    {label: Tracked}."""
+    rules, hidden = dict(metrics), set()
     for callback in callbacks:
         for label, rule in getattr(callback, "metrics", {}).items():
             who = f"callbacks: {type(callback).__name__} measures {label!r}"
@@ -249,32 +255,3 @@ def plan_metrics(metrics, callbacks, logging):
 def missing_loss(output, target):
     """The loss of a recipe without one."""
     raise UserError("loss: is missing, and the objective needs one, such as cross_entropy or mse")
-
-
-def labelled(metrics):
-    """{label: Tracked} of a dict of metrics, or of a list, whose labels are the functions'
-    names."""
-    pairs = metrics.items() if isinstance(metrics, dict) else [(None, m) for m in metrics]
-    for label, metric in pairs:
-        function = metric.function if isinstance(metric, Tracked) else metric
-        if not callable(function) and (function is not None or label is None):
-            raise UserError(
-                f"metrics: {metric!r} is not a function; "
-                "give the function itself, as training.metrics.accuracy"
-            )
-    rules = {}
-    for label, metric in pairs:
-        label = part_name(metric) if label is None else label
-        if label == "loss" or label in rules or "/" in label:
-            raise UserError(
-                f"metrics: the name {label!r} is taken, or has a '/'; "
-                "give {name: function} with other names"
-            )
-        rules[label] = metric if isinstance(metric, Tracked) else Tracked(metric)
-    return rules
-
-
-def part_name(part):
-    """The name of a function, also under functools.partial or in a Tracked."""
-    function = part.function if isinstance(part, Tracked) else part
-    return getattr(function, "func", function).__name__

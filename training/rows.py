@@ -51,7 +51,7 @@ def of_mode(mode, values, mask):
 
     def of_leaf(value):
         if not is_weighted(value) or mode == "CONCAT":
-            return BATCH[mode](plain(value), mask)
+            return BATCH[mode](unweighted(value), mask)
         weight = jnp.where(mask, value.weight, 0).astype(wide(value.weight))
         return Weighted(BATCH[mode](value.value, weight), weight.sum())
 
@@ -220,16 +220,19 @@ class TrainingSums:
             trees.append({"epoch": epoch.tree(), "line": line.tree()} | kept)
         return trees
 
-    def take(self, replica, arrays):
-        """Continue from one of the `trees`, its arrays by name. Returns whether the values of the
-        epoch continue, and whether the log line does."""
-        values, _ = self.epoch[replica].take(below(arrays, "epoch"))
-        line = all(self.line[replica].take(below(arrays, "line")))
-        if self.per_step:
-            rows = same_tree(below(arrays, "rows"), self.rows[replica], ("",))
-            self.rows[replica] = rows or self.rows[replica]
-            line = line and bool(rows)
-        return values, line
+    def take(self, trees):
+        """Continue from the `trees` of other sums, the arrays of each by name. Returns (whether the
+        values of the epoch continue, whether the log line does)."""
+        epoch_continues = line_continues = True
+        for replica, arrays in enumerate(trees):
+            values, _ = self.epoch[replica].take(below(arrays, "epoch"))
+            line = all(self.line[replica].take(below(arrays, "line")))
+            if self.per_step:
+                rows = same_tree(below(arrays, "rows"), self.rows[replica], ("",))
+                self.rows[replica] = rows or self.rows[replica]
+                line = line and bool(rows)
+            epoch_continues, line_continues = epoch_continues and values, line_continues and line
+        return epoch_continues, line_continues
 
 
 def below(arrays, name):
@@ -365,6 +368,6 @@ def per_leaf(function, tree, *others):
     return jax.tree.map(function, tree, *others, is_leaf=is_leaf)
 
 
-def plain(value):
+def unweighted(value):
     """The values of the examples, or their shapes, without the weights."""
     return value.value if is_weighted(value) else value

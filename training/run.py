@@ -1,5 +1,6 @@
 """A run in progress: how far it is, its clock, and the values that it reports by name."""
 
+import difflib
 import time
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -9,9 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from training.base import unchanged
-from training.programs import quick
-from training.rows import results_of_rows
-from utils import named_leaves
+from training.engine import quick
+from training.metrics import phase_of
+from training.observers import name_of, reported_by
+from training.options import monitor_for
+from training.rows import per_leaf, results_of_rows, unweighted
+from utils import UserError, named_leaves
 
 SHOWN = 4  # values in repr(run)
 # The keys of a row that are no values.
@@ -42,7 +46,9 @@ class Run:
     evaluated: list = field(default_factory=list)  # the held-out sets of the latest evaluation
     history: list = field(default_factory=list)  # one row per epoch
     sums: Any = None  # the TrainingSums of the epoch in progress
-    within_epoch: bool = False  # whether an evaluation in progress is within an epoch
+    # While the evaluations and checkpoints that are due here are not done: "steps" within an epoch;
+    # "epoch" at its end, after on_steps; "evaluation" after the values of its training are reported
+    open_at: str | None = None
     resumed: bool = False  # whether it began from a checkpoint
     stopped: bool = False
     stopped_by: str | None = None  # the reason for the stop, for the log
@@ -107,7 +113,7 @@ class Run:
     def go_to(self, point):
         """Continue from a Point."""
         record = point.record
-        self.step, self.position = record["step"], record["position"]
+        self.step, self.position, self.open_at = record["step"], record["position"], None
         self.line_position = record["lined"]
         self.epoch, self.completed = record["epoch"], record["epoch"] - bool(self.position)
         # Earlier versions wrote null for what is not finite.
@@ -324,3 +330,82 @@ def mean_of(replicas):
 def examples_of(sums):
     """How many examples all replicas have seen, from the Sums of each."""
     return sum(each.examples for each in sums)
+
+
+# The names of the values, and the monitors that name one of them.
+
+
+def check_names(recipe, values, sets):
+    """Refuse metrics that cannot be reported, and monitors of what is not measured. `values` are
+    the shapes of what the objective returns, `sets` the names of all sets."""
+    recipe, in_epochs = recipe.for_sets(sets), recipe.sets_monitored(sets)
+    measured = measured_names(recipe, ["train", *in_epochs], reported_names(recipe, values))
+    best = recipe.checkpoint
+    check_monitor("checkpoint.monitor", best, best.monitor, measured)
+    for i, callback in enumerate(recipe.callbacks):
+        monitor = monitor_for(getattr(callback, "monitor", None), in_epochs, "test_loss")
+        check_monitor(f"callbacks.{i}.args.monitor", callback, monitor, measured)
+        if not getattr(callback, "restore_best", False):
+            continue
+        if monitor not in (best.monitor, None) or (best.monitor and callback.sign() != best.sign()):
+            raise UserError(
+                f"callbacks: {name_of(callback)}: restore_best restores the best checkpoint by "
+                f"checkpoint.monitor, which is {best.monitor}, and it watches {monitor}; "
+                "name the same metric in both, with the same mode"
+            )
+
+
+def reported_names(recipe, values):
+    """{label: the names under which it is reported}, with the loss. Each must be one number, or a
+    dict of them, unless it is for callbacks alone."""
+    metrics = {k: v for k, v in values.items() if k != "loss" and not recipe.metric_plan.aside(k)}
+    means = per_leaf(lambda a: jax.ShapeDtypeStruct(unweighted(a).shape[1:], jnp.float32), metrics)
+    names = {"loss": ["loss"], **{label: [] for label in metrics}}
+    for name, leaf in named_leaves(jax.eval_shape(recipe.objective.finish, means)).items():
+        if leaf.shape != ():
+            raise UserError(
+                f"metrics: {name} ends with shape {leaf.shape}; "
+                "return a number, give the function a `finish`, or use mode CONCAT"
+            )
+        names.setdefault(name.split("/")[0], []).append(name.replace("/", "_"))
+    for label, tree in metrics.items():
+        if not names[label] and not jax.tree.leaves(tree):  # a `finish` may leave values out
+            raise UserError(f"metrics: {label} returns nothing; return a number")
+    flat = [name for group in names.values() for name in group]
+    if twice := {name for name in flat if flat.count(name) > 1}:
+        raise UserError(
+            f"metrics: {', '.join(sorted(twice))}: two of them have this name; "
+            "give labels: {label: metric, ...}"
+        )
+    return names
+
+
+def measured_names(recipe, sets, reported):
+    """All names under which something is measured at the end of an epoch."""
+    metric_plan, names = recipe.metric_plan, []
+    for set_name in sets:
+        labels = metric_plan.modes(reported, phase_of(set_name), "EPOCH")
+        names += [f"{set_name}_{name}" for label in labels for name in reported[label]]
+    norms = [norm for norm in ("gradient_norm", "parameter_norm") if norm in metric_plan.needs]
+    own = [name for c in recipe.callbacks for name in reported_by(c, sets)]
+    return [*names, *own, *norms, *recipe.rates]
+
+
+def check_monitor(where, part, monitor, measured):
+    """Refuse the monitor of a part that is never measured, or whose direction is unknown. The hint
+    names metrics of the same set only: the training loss, say, cannot replace the test loss."""
+    if monitor is not None and monitor not in measured:
+        set_name = monitor.split("_")[0]
+        sets = {name.split("_")[0] for name in measured}
+        hint = ""
+        if set_name in ("val", "test") and set_name not in sets:
+            hint = f"; no epoch evaluates a set {set_name!r}"
+            hint += " (loader.val_size holds out a validation set)"
+        else:
+            meant = difflib.get_close_matches(set_name, sets, n=1)
+            same = [name for name in measured if [name.split("_")[0]] == meant]
+            if near := difflib.get_close_matches(monitor, same, n=1):
+                hint = f"; did you mean {near[0]!r}?"
+        raise UserError(f"{where}: {monitor!r} is not measured{hint} ({', '.join(measured)})")
+    if hasattr(part, "sign"):
+        part.sign()

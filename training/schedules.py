@@ -6,7 +6,9 @@ import inspect
 import jax.numpy as jnp
 import numpy as np
 
-from ranges import (
+from training.base import Schedule
+from utils import UnknownFact
+from utils.forms import (
     Count,
     CountOrZero,
     NonNegative,
@@ -16,8 +18,6 @@ from ranges import (
     at_least,
     checked,
 )
-from training.base import Schedule
-from utils import UnknownFact
 
 IN_EPOCHS = {  # {annotation of a length in steps: annotation of the same length in epochs}
     int | None: float | None,

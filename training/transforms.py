@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ranges import Count, NonNegative, Positive, PositiveShare, checked, regex
 from training.base import Optimizer, Schedule
 from utils import UserError, is_stacked, map_named, match_rules, named_leaves
+from utils.forms import Count, NonNegative, Positive, PositiveShare, checked, regex
 
 NO_DECAY = r"(.*/)?(bias|scale)"
 BLOCKS = r"blocks/(\d+)(?:-(\d+))?/.*"  # a leaf of one block, or of several that are stacked

@@ -1,6 +1,6 @@
 """One training step. A user's own update is a function like `gradient_update`, named in the config:
 `init(params)` returns (opt_state, averaged params or None), and `step` returns a StepResult.
-`accepting` makes of it the step that counts, measures, and refuses what is not finite.
+`with_refusal` makes of it the step that counts, measures, and refuses what is not finite.
 """
 
 from functools import wraps
@@ -162,26 +162,26 @@ def mean_of(losses, mask, counts):
 # A step is accepted or refused.
 
 
-def accepting(step, modes, norms=(), halts=True):
+def with_refusal(step, modes, norms=(), halts=True):
     """The function (ts, batch, valid) -> (TrainState, row) that takes the step of an Update, and
     accepts or refuses its result. `modes` and `norms` say what the row holds besides. The step is
     refused, so that params and states stay as they are, if the loss or a gradient is not finite. If
     that `halts`, all later steps are refused, too, and none of them counts."""
 
-    def whole(ts, batch, valid):
+    def refusing_step(ts, batch, valid):
         new, grads, losses, metrics = step(ts, batch, valid)
         mask = genuine(batch, valid)
         bad = first_bad(ts.params, grads, jnp.where(mask, loss_of_examples(losses), 0))
         halted = ts.halted | (halts & (bad != GOOD))
         taken = ~ts.halted & (bad == GOOD)
-        kept = where(taken, made_of(new), made_of(ts))
+        kept = where(taken, made_fields(new), made_fields(ts))
         row = row_of_batch(modes, {**metrics, "loss": losses}, mask & taken)
         row |= {"steps": taken.astype(jnp.int32), "bad": bad}
         measured = norms_of(norms, grads, kept["params"])
         row["norms"] = {name: jnp.where(taken, norm, 0) for name, norm in measured.items()}
         return ts._replace(step=ts.step + ~halted, halted=halted, **kept), row
 
-    return whole
+    return refusing_step
 
 
 def loss_of_examples(losses):
@@ -189,7 +189,7 @@ def loss_of_examples(losses):
     return sum(term.value if is_weighted(term) else term for term in terms_of(losses))
 
 
-def made_of(ts):
+def made_fields(ts):
     """{field: what a step makes} of a state."""
     return {name: getattr(ts, name) for name in MADE}
 

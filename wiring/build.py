@@ -1,14 +1,13 @@
 """Build the parts of a run from a config; all problems are collected and raised at once."""
 
-import re
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from inspect import Parameter
-from types import SimpleNamespace
 
 import numpy as np
 
-from utils import UserError, named_leaves
+from utils import UserError
 from wiring import tree, vary
 from wiring.config import text_of_problems, unusable
 from wiring.own_modules import own_files
@@ -17,7 +16,6 @@ from wiring.tree import Bad, Scope, built
 FROM_DATA = ("vocab_size", "bytes_per_token", "ignore_label", "columns")  # facts in a Data
 SETTINGS = ("title", "run_name", "seed", "resume", "sharding")
 SECTIONS = ("loader", "training", "checkpoint", "logging", "mesh", "distributed")
-RESERVED = "the label {!r} is empty, reserved or has a '/'; give another: {{label: metric, ...}}"
 
 
 def build(config, source, trusted=True, folders=(), layers=()):
@@ -27,7 +25,7 @@ def build(config, source, trusted=True, folders=(), layers=()):
     config that is not `trusted` are not imported. `folders` hold the user's own modules; the field
     `own_files()` returns the imported ones. `layers` say from which file each value is.
     """
-    parts, problems = attempted(config, source, trusted, folders)
+    parts, problems = parts_and_problems(config, source, trusted, folders)
     if problems:
         raise UserError(text_of_problems(problems, source, layers))
     return parts
@@ -41,13 +39,11 @@ def build_to_ship(config, source, facts, trusted=True, input_shape=None, folders
     # The weights have these shapes, even if the files of the data have changed.
     recorded = {name: facts[name] for name in (*FROM_DATA, "num_classes") if name in facts}
     recorded |= {"input_shape": tuple(input_shape)} if input_shape else {}
-    parts, problems = attempted(config, source, trusted, folders, facts, recorded)
+    parts, problems = parts_and_problems(config, source, trusted, folders, facts, recorded)
     text = text_of_problems(problems, source)
     if parts is None or not all(problem.startswith("data") for problem in problems):
         raise UserError(text)
-    if problems:
-        parts.data = parts.example = None
-    return parts, text
+    return (replace(parts, data=None, example=None) if problems else parts), text
 
 
 def build_preprocess(config, source, trusted=True, folders=(), facts=()):
@@ -61,7 +57,7 @@ def build_preprocess(config, source, trusted=True, folders=(), facts=()):
 
 def facts_of_config(config, source, trusted, folders=()):
     """The facts of a config's data, whether or not its other parts can be built."""
-    parts, problems = attempted(config, source, trusted, folders)
+    parts, problems = parts_and_problems(config, source, trusted, folders)
     if parts is None:
         raise UserError(text_of_problems(problems, source))
     return parts.facts
@@ -77,59 +73,80 @@ def tree_of(config, scope):
     return tree.read_call(keys.config, accepted, given, "", scope, None)
 
 
-def attempted(config, source, trusted=True, folders=(), given=(), recorded=()):
+def parts_and_problems(config, source, trusted=True, folders=(), given=(), recorded=()):
     """(the parts of a config, as far as they can be built; the problems of the others). `given` are
     facts that are known before the data is built; those that are `recorded` replace what the data
     says."""
+    from training.base import Parts
+
     if problems := [f"{path}: {why}" for path, why in unusable(config)]:
         return None, problems
     problems, recorded = [], dict(recorded)
     written = tree_of(config, Scope(trusted, folders))
-    numbers = vary.numbers(written, config, problems)
-    whole = tree.replaced(written, {path: values[0] for path, values in numbers.items()})
-    problems += [node for key, node in whole.args.items() if key not in whole.accepted]
+    problems += [node for key, node in written.args.items() if key not in written.accepted]
 
     facts = dict(given) | recorded
-    parts = SimpleNamespace(**made(whole, (*SETTINGS, *SECTIONS, "data"), facts, problems))
-    facts |= columns_of(parts.data) | recorded
-    vars(parts).update(made(whole, ("preprocess", "callbacks"), facts, problems))
-    parts.unfitted, parts.example = unfitted(parts.preprocess or ()), None
-    check_sections(parts, problems)
-    if parts.data and parts.loader:
-        facts |= facts_of(parts, problems) | recorded
-    vars(parts).update(compiled(whole, facts, problems))
+    values = values_of(written, (*SETTINGS, *SECTIONS, "data"), facts, problems)
+    data, loader, training = values["data"], values["loader"], values["training"]
+    del values["distributed"]  # the processes are connected already
+    numbers = vary.numbers(written, training, problems)
+    root = tree.replaced(written, {path: replicas[0] for path, replicas in numbers.items()})
 
-    parts.source, parts.own_files = source, partial(own_files, folders)
-    parts.facts, parts.vary = facts, numbers
-    parts.rebuild = partial(rebuilt, written, facts)
-    parts.config = tree.to_json(written.args, written.given, facts)
-    del parts.config["distributed"]  # the processes may differ at every start
-    lines = [] if trusted else tree.beyond(whole)
-    parts.beyond = [f"{source}: {line}" for line in tree.explained_once([*lines])]
+    if columns := getattr(data, "columns", None):  # of a table, which preprocessing needs
+        facts |= {"columns": columns} | recorded
+    values |= values_of(root, ("preprocess", "callbacks"), facts, problems)
+    preprocess = values["preprocess"] or ()
+    if data and loader and (found := facts_of(data, loader, training, problems)):
+        example = values["example"] = example_of(data, loader, problems)
+        preprocess, shape = fitted_shape(preprocess, example, problems)
+        facts |= found | shape | recorded
+    values |= compiled(root, facts, problems)
+
+    config = tree.to_json(written.args, written.given, facts)
+    del config["distributed"]  # the processes may differ at every start
+    lines = [] if trusted else tree.beyond(root)
+    parts = Parts(
+        **values | {"preprocess": preprocess},
+        source=source,
+        config=config,
+        facts=facts,
+        unfitted=missing_statistics(values["preprocess"] or ()),
+        vary=numbers,
+        rebuild=partial(rebuilt, written, facts),
+        beyond=tuple(f"{source}: {line}" for line in tree.explained_once([*lines])),
+        own_files=partial(own_files, folders),
+    )
     return parts, tree.worth_reporting(problems)
 
 
-def made(whole, keys, facts, problems):
+def values_of(root, keys, facts, problems):
     """{key: what its value in the tree of a config is}"""
-    return {key: built(whole.args[key], facts, problems) for key in keys}
+    return {key: built(root.args[key], facts, problems) for key in keys}
 
 
-def compiled(whole, facts, problems):
+@contextmanager
+def collected(problems):
+    """Add what a check refuses to the problems: each line begins with its place."""
+    try:
+        yield
+    except (UserError, ValueError) as error:
+        problems += [Bad(*line.split(": ", 1)) for line in str(error).splitlines()]
+
+
+def compiled(root, facts, problems):
     """{key: part} of all that the compiled programs consist of, with the learning rates."""
-    from training.transforms import NO_STEP, kind_of
+    from training.base import labelled
     from wiring.rates import rates, with_schedule
 
-    parts = made(whole, ("augment", "metrics", "schedule"), facts, problems)
-    parts["metrics"] = labelled(whole.args["metrics"], parts["metrics"], problems)
-    if schedule := parts["schedule"]:
-        nodes = {key: whole.args[key] for key in ("update", "optimizer")}
-        scheduled = {k: with_schedule(v, schedule) for k, v in nodes.items() if tree.is_whole(v)}
-        whole = replace(whole, args=whole.args | scheduled)
-    others = ("model", "loss", "objective", "update", "optimizer")
-    parts |= made(whole, others, facts, problems)
-    if kind_of(parts["optimizer"]) == "gradients":
-        problems.append(Bad("optimizer", NO_STEP))
-    stepping = whole.args["update"], whole.args["optimizer"]
+    parts = values_of(root, ("augment", "metrics", "schedule"), facts, problems)
+    with collected(problems):
+        parts["metrics"] = labelled(without_none(parts["metrics"]))
+    if schedule := parts.pop("schedule"):
+        nodes = {key: root.args[key] for key in ("update", "optimizer")}
+        scheduled = {k: with_schedule(v, schedule) for k, v in nodes.items() if tree.is_valid(v)}
+        root = replace(root, args=root.args | scheduled)
+    parts |= values_of(root, ("model", "loss", "objective", "update", "optimizer"), facts, problems)
+    stepping = root.args["update"], root.args["optimizer"]
     parts["rates"] = {} if problems else rates(*stepping, facts)
     return parts
 
@@ -141,30 +158,17 @@ def rebuilt(written, facts, parts, numbers):
     changed = compiled(tree.replaced(written, numbers), facts, problems)
     if problems:
         raise UserError(text_of_problems(tree.worth_reporting(problems), parts.source))
-    return SimpleNamespace(**vars(parts) | changed | {"vary": {}})
+    return replace(parts, **changed, vary={})
 
 
-def labelled(nodes, metrics, problems):
-    """{label: metric}; the labels of a list are the functions' names, an object names them."""
-    if type(nodes) is not tuple:
-        pairs = {label: (f"metrics.{label}", each) for label, each in (metrics or {}).items()}
-    else:
-        pairs = {}
-        for node, metric in zip(nodes, metrics, strict=True):
-            if metric is None:
-                continue  # it could not be built
-            label = (getattr(node, "name", None) or "").rpartition(".")[2]
-            if label in pairs:
-                message = f"{label!r} is in the list twice; give labels: {{label: metric, ...}}"
-                problems.append(Bad(node.path, message))
-            pairs[label] = (node.path, metric)
-    for label, (path, metric) in pairs.items():
-        if metric is not None and (label in ("", "loss") or "/" in label):
-            problems.append(Bad(path, RESERVED.format(label)))
-    return {label: metric for label, (_, metric) in pairs.items()}
+def without_none(metrics):
+    """The metrics that could be built, as a list or by their labels."""
+    if isinstance(metrics, dict):
+        return {label: metric for label, metric in metrics.items() if metric}
+    return [metric for metric in metrics or () if metric]
 
 
-def unfitted(preprocess):
+def missing_statistics(preprocess):
     """{index in preprocess: the arguments that have yet to be computed from the data}"""
     from training.preprocess import unfitted
 
@@ -172,49 +176,23 @@ def unfitted(preprocess):
     return {i: arguments for i, arguments in names.items() if arguments}
 
 
-def check_sections(parts, problems):
-    """Add the problems of sections that contradict each other or the data."""
-    from training.devices.options import check_sharding
-    from training.options import check_together
-
-    checks = [partial(check_sharding, parts.sharding)]
-    if parts.loader and parts.training and parts.checkpoint:
-        checks.append(partial(check_together, parts.loader, parts.training, parts.checkpoint))
-    for check in checks:
-        try:
-            check()
-        except ValueError as error:
-            problems += [Bad(*line.split(": ", 1)) for line in str(error).splitlines()]
-    if parts.data and parts.loader and "val" in parts.data.sizes and parts.loader.val_size:
-        why = "the data has its own validation set; leave val_size at 0"
-        problems.append(Bad("loader.val_size", why))
-
-
 # Facts of the data.
 
 
-def columns_of(data):
-    """The columns of a table, which preprocessing needs."""
-    columns = getattr(data, "columns", None)
-    return {"columns": columns} if columns else {}
-
-
-def facts_of(parts, problems):
-    """The facts about classes, tokens, steps and inputs; sets `parts.example`, and statistics that
-    preprocessing has yet to compute to zeros."""
+def facts_of(data, loader, training, problems):
+    """The facts about classes, tokens and steps; {} if the data has no training set."""
     from data_loader.base import class_names
     from data_loader.loader import held_out
+    from training.sets import check_sizes
 
-    data, sizes = parts.data, parts.data.sizes
-    for name in ("train", *sizes):
-        if sizes.get(name, 0) < 1:
-            fault = "empty" if name in sizes else "missing"
-            problems.append(Bad("data", f"the {name} set is {fault}; sizes are {sizes}"))
-            return {}
-    for name in [name for name in sizes if not re.fullmatch(r"[a-z0-9-]+", name)]:
-        form = "lowercase letters, digits and '-'"
-        message = f"the name of a set may contain only {form}, found {name!r}"
-        problems.append(Bad("data", message))
+    if "train" not in data.sizes:
+        problems.append(Bad("data", f"the train set is missing; sizes are {data.sizes}"))
+        return {}
+    before = len(problems)
+    with collected(problems):
+        check_sizes(data.sizes, loader.val_size)
+    if len(problems) > before:
+        return {}
     count = outputs_of(data.example) if data.num_classes is None else data.num_classes
     if (names := class_names(data)) is not None and len(names) != count:
         message = f"`classes` has {len(names)} names, but num_classes is {count}"
@@ -222,29 +200,30 @@ def facts_of(parts, problems):
     known = {name: getattr(data, name, None) for name in FROM_DATA} | {"num_classes": count}
     facts = {name: value for name, value in known.items() if value is not None}
     try:
-        train_size = sizes["train"] - held_out(sizes["train"], parts.loader.val_size)
+        train_size = data.sizes["train"] - held_out(data.sizes["train"], loader.val_size)
     except UserError as error:
         problems.append(Bad(*f"loader.{error}".split(": ", 1)))
-    else:
-        facts["steps_per_epoch"] = -(-train_size // parts.loader.batch_size)
-        if options := parts.training:
-            limits = filter(None, (options.limit_batches, options.overfit_batches))
-            steps = facts["steps_per_epoch"] = min([facts["steps_per_epoch"], *limits])
-            in_all = options.epochs and steps * options.epochs, options.max_steps
-            if any(in_all):
-                facts["total_steps"] = min(filter(None, in_all))
-    parts.example = example_of(parts, problems)
-    return facts | input_shape(parts, problems)
+        return facts
+    steps = facts["steps_per_epoch"] = -(-train_size // loader.batch_size)
+    return facts | (limited_steps(steps, training) if training else {})
 
 
-def example_of(parts, problems):
+def limited_steps(steps, training):
+    """The facts about the steps of an epoch and of the run, after all limits in the options."""
+    limits = filter(None, (training.limit_batches, training.overfit_batches))
+    steps = min([steps, *limits])
+    in_all = [each for each in (steps * (training.epochs or 0), training.max_steps) if each]
+    total = {"total_steps": min(in_all)} if in_all else {}
+    return {"steps_per_epoch": steps} | total
+
+
+def example_of(data, loader, problems):
     """One example as found in a batch of training; None if no batch can be made."""
     from data_loader.loader import batch_of_copies
     from data_loader.nest import map_nest
 
-    size, collate_fn = parts.loader.batch_size, parts.loader.collate_fn
     try:
-        batch = batch_of_copies(parts.data.example, size, collate_fn)
+        batch = batch_of_copies(data.example, loader.batch_size, loader.collate_fn)
     except UserError as error:
         place, colon, why = str(error).partition(": ")
         place, why = (place, why) if colon else ("loader.collate_fn", place)
@@ -253,31 +232,31 @@ def example_of(parts, problems):
     return map_nest(lambda rows: rows[0], batch)
 
 
-def input_shape(parts, problems):
-    """The shape of one input after preprocessing, if an example is a pair (x, y)."""
+def fitted_shape(preprocess, example, problems):
+    """(the preprocessing functions, where statistics that have yet to be computed are zeros; {the
+    fact about the shape of one input after them, if an example is a pair (x, y)})"""
     import jax
 
+    from training.contracts import named_shapes
     from training.preprocess import fitted_to_zeros
 
-    if parts.preprocess is None or None in parts.preprocess:
-        return {}
-    if not isinstance(parts.example, tuple | list):
-        return {}
-    x = raw = parts.example[0]
+    if None in preprocess or not isinstance(example, tuple | list):
+        return preprocess, {}
+    x = example[0]
     try:
-        if parts.unfitted:  # the statistics are computed when the data is loaded
-            parts.preprocess = fitted_to_zeros(parts.preprocess, raw)
-        for fn in parts.preprocess:
+        if missing_statistics(preprocess):
+            preprocess = tuple(fitted_to_zeros(preprocess, x))
+        for fn in preprocess:
             x = jax.eval_shape(fn, x)
     except (Exception, SystemExit) as error:  # preprocessing may be the user's own code
         why = str(error) or type(error).__name__
-        fix = "; it gets the whole dict, or list, of an example" if is_nest(raw) else ""
-        examples = f"the data's examples, {forms(raw)}"
-        problems.append(Bad("preprocess", f"does not fit {examples}: {why}{fix}"))
-        return {}
+        fix = "; it gets the whole dict, or list, of an example" if is_nest(example[0]) else ""
+        found = named_shapes(example[0])
+        problems.append(Bad("preprocess", f"does not fit the data's examples, {found}: {why}{fix}"))
+        return preprocess, {}
     if isinstance(x, dict):  # that also holds segments, or a length
         x = x.get("tokens", x.get("sequence", x))
-    return {"input_shape": tuple(x.shape)} if hasattr(x, "shape") else {}
+    return preprocess, {"input_shape": tuple(x.shape)} if hasattr(x, "shape") else {}
 
 
 def outputs_of(example):
@@ -291,9 +270,3 @@ def outputs_of(example):
 
 def is_nest(value):
     return isinstance(value, dict | list | tuple)
-
-
-def forms(tree):
-    """The types and shapes of an example's inputs, as a text."""
-    leaves = [(name, np.asarray(leaf)) for name, leaf in named_leaves(tree).items()]
-    return ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}".strip() for name, leaf in leaves)

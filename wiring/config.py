@@ -8,12 +8,11 @@ import re
 import sys
 from pathlib import Path
 
-from file_io import DEEPEST, is_deep, parse_json, read_value
-from ranges import local, show
 from utils import UserError, cut
+from utils.files import DEEPEST, is_deep, parse_json, read_value
+from utils.forms import local, show
 from wiring import extends
 
-LARGEST_SEED = 2**32 - 1
 # The parts of a config that names no others.
 DEFAULT_PARTS = {"objective": "supervised", "schedule": "constant", "update": "gradient_update"}
 LONGEST, MOST = 3000, 50  # characters of a problem, and problems, that are printed

@@ -125,7 +125,7 @@ def leaves(value, path=""):
         yield from leaves(inner, f"{path}.{key}".lstrip("."))
 
 
-def table(config, layers, show):
+def table_of_sources(config, layers, show):
     """One line for each value of a config that is not a default, with the file it is from."""
     rows = [(f"{path} = {show(value)}", source_of(path, layers)) for path, value in leaves(config)]
     width = max(len(value) for value, _ in rows)

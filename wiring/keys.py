@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 
 from data_loader.base import Data
 from model.base import Model
-from ranges import Range, show
 from training.base import (
     Augmented,
     Callback,
@@ -23,7 +22,8 @@ from training.base import (
 )
 from training.devices.options import DistributedOptions, MeshOptions, Sharding
 from training.options import CheckpointOptions, LoaderOptions, LoggingOptions, TrainingOptions
-from wiring.config import DEFAULT_PARTS, LARGEST_SEED, no_folder_name
+from utils.forms import Range, Seed, show
+from wiring.config import DEFAULT_PARTS, no_folder_name
 from wiring.parts import arguments
 
 
@@ -42,11 +42,6 @@ class RunName(FolderName):
         if value.startswith((".", "checkpoint-")):
             return f"must not begin with '.' or 'checkpoint-', found {show(value)}"
         return super().fault(value, given)
-
-
-Seed = Annotated[
-    int, Range(f"an integer from 0 to {LARGEST_SEED}", minimum=0, maximum=LARGEST_SEED)
-]
 
 
 def config(

@@ -10,13 +10,13 @@ from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from file_io import read_file
 from utils import PACKAGE, UserError
+from utils.files import read_file
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIES = "user_modules"  # the folder of a run that holds copies of the user's modules
-TOOLKIT = ("benchmarks", "data_loader", "file_io", "inference", "model", "ranges")
-TOOLKIT += ("rawtree", "search", "sweep", "tests", "train", "training", "utils", "wiring")
+TOOLKIT = ("benchmarks", "data_loader", "inference", "model", "rawtree", "search", "sweep")
+TOOLKIT += ("tests", "train", "training", "utils", "wiring")
 TOOLKIT = ("rawtree",) if PACKAGE else TOOLKIT
 # Files that a run or an export writes. The plain names of its config are Rawtree's, and the names
 # of the user's own parts were resolved to dotted names.

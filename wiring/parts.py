@@ -6,9 +6,9 @@ import typing
 from collections.abc import Callable
 from dataclasses import is_dataclass
 
-from ranges import Form, form
 from training.kinds import KINDS, find, kind_of, marker, modules
 from utils import UserError, did_you_mean, parameters_of, where_and_why
+from utils.forms import Form, form
 from wiring.own_modules import hidden_file, import_from, own_parts
 
 # Facts that come from the data; they fill parameters of the same name that the config leaves out.
@@ -37,18 +37,13 @@ def part_form(annotation):
     if annotation is Callable:
         return Form("a dotted name", "Callable", {}, read)
     if is_dataclass(annotation):
-        name = section_name(annotation)
+        name = annotation.__name__.removesuffix("Options").lower()  # the key of the section
         shown = f"[a section](#section-{name})"
         return Form("an object", shown, {"$ref": f"#/$defs/{name}"}, read)
     if (kind := kind_of(annotation)) is None:
         return None
     shown = f"a part: [{kind}](#parts-{kind})"
     return Form(f"a part: {kind}", shown, part_schema(kind), read, parts=frozenset([kind]))
-
-
-def section_name(options):
-    """The key of the section of a dataclass, such as `loader` for LoaderOptions."""
-    return options.__name__.removesuffix("Options").lower()
 
 
 def part_schema(kind):

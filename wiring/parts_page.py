@@ -10,8 +10,8 @@ import inspect
 import typing
 from pathlib import Path
 
-from ranges import show
 from training.kinds import KINDS, find, modules
+from utils.forms import show
 from wiring import parts, schema
 from wiring.keys import config, keys, sections
 from wiring.tree import EXTRA_KEYS
@@ -103,7 +103,9 @@ def section(key, options):
     """The options of a section that names no part."""
     title, accepted = f"## Section: {key}", parts.arguments(options)
     lines = [title, "", parts.summary(options), "", fields_of(accepted, options)]
-    for kind in nested_options(options):
+    hints = typing.get_type_hints(options).values()
+    nested = [each for hint in hints for each in typing.get_args(hint)]
+    for kind in filter(typing.is_typeddict, nested):
         about = f"`{kind.__name__}` is an object with these keys."
         lines += [about, "", keys_of(kind)]
     return "\n".join(lines)
@@ -134,12 +136,6 @@ def keys_of(options):
     return table(HEADS, rows)
 
 
-def nested_options(options):
-    """The TypedDicts among the annotations of a section."""
-    for annotation in typing.get_type_hints(options).values():
-        yield from filter(typing.is_typeddict, typing.get_args(annotation))
-
-
 def part_list(kind):
     """All parts of a kind."""
     functions, _ = find(kind)
@@ -154,17 +150,14 @@ def part_list(kind):
     for name, function in functions.items():
         lines += ["", f"### {name}", "", parts.summary(function)]
         accepted = parts.config_arguments(kind, function)
-        facts = [name for name, p in accepted.items() if is_from_data(name, p)]
+        # The data need not fill an argument whose default is a number.
+        unset = [name for name, p in accepted.items() if p.default in (p.empty, None)]
+        facts = [name for name in unset if name in parts.FACTS]
         if facts:
             lines += ["", f"Taken from the data if left out: {', '.join(map(code, facts))}."]
         if rows := [argument(p) for name, p in accepted.items() if name not in facts]:
             lines += ["", table(("argument", "type", "default"), rows).rstrip()]
     return "\n".join(lines) + "\n"
-
-
-def is_from_data(name, parameter):
-    """Whether the data fills this argument; a number as the default means that it need not."""
-    return name in parts.FACTS and parameter.default in (parameter.empty, None)
 
 
 def extra(kind):

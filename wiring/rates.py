@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ranges import is_traced
+from utils.forms import is_traced
 from wiring.parts import arguments, form_of
 from wiring.tree import Part, built, mapped
 

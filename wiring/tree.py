@@ -10,10 +10,10 @@ from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
-from ranges import Misfit, no_such_key, show
 from training import kinds
 from training.kinds import KINDS
 from utils import UnknownFact, UserError, did_you_mean
+from utils.forms import Misfit, no_such_key, show
 from wiring import parts
 from wiring.own_modules import clash
 
@@ -108,19 +108,15 @@ def read_node(scope, annotation, node, path):
             return read_call(annotation, parts.arguments(annotation), node, path, scope, None)
         kind = kinds.kind_of(annotation)
         if kind == "optimizer" and isinstance(node, list | tuple) and node:
-            members = [read_node(scope, annotation, n, f"{path}.{i}") for i, n in enumerate(node)]
-            return chain_of(tuple(members), node, path)
+            from wiring.rates import chained
+
+            places = {str(i): None for i in range(len(node))}
+            members = (read_node(scope, annotation, n, f"{path}.{i}") for i, n in enumerate(node))
+            members = tuple(members)
+            return Part(path, partial(chained, members), members, node, places, kind)
         return read_part(kind, node, path, scope)
     except Misfit as misfit:
         return Bad(misfit.path, misfit.message)
-
-
-def chain_of(members, given, path):
-    """The Part of a list of optimizers."""
-    from wiring.rates import chained
-
-    places = {str(i): None for i in range(len(members))}
-    return Part(path, partial(chained, members), members, given, places, "optimizer")
 
 
 def read_part(kind, node, path, scope):
@@ -204,7 +200,7 @@ def calls_in(value):
     return (part for part in nodes if isinstance(part.args, dict))
 
 
-def is_whole(value):
+def is_valid(value):
     """Whether a value can be used as far as its reading shows."""
     return not any(isinstance(node, Bad) for node in nodes_in(value))
 

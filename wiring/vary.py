@@ -6,10 +6,10 @@ tree with these inputs in place of the numbers (`rebuilt` in wiring/build.py).
 
 import json
 
-from file_io import DEEPEST
-from ranges import Misfit, show
 from utils import UserError
-from wiring.config import LARGEST_SEED, override
+from utils.files import DEEPEST
+from utils.forms import Misfit, show
+from wiring.config import override
 from wiring.parts import form_of
 from wiring.tree import Bad, calls_in
 
@@ -18,28 +18,23 @@ COMPILED = ("model", "loss", "objective", "update", "optimizer", "schedule", "au
 ONLY = f"only numbers of {', '.join(COMPILED)} and the seed can differ between replicas"
 
 
-def numbers(tree, config, problems):
-    """{path: the number of each replica} of training.vary, without the seed."""
-    section = config.get("training")
-    vary = section.get("vary") if isinstance(section, dict) else None
-    if not isinstance(vary, dict) or not all(is_list(values) for values in vary.values()):
-        return {}  # the section says what is wrong
-    accepted = {
+def numbers(tree, training, problems):
+    """{path: the number of each replica} of training.vary, without the seed. `training` are its
+    options, or None if they cannot be used."""
+    accepted = {"seed": tree.accepted["seed"]} | {
         f"{part.args_path}.{key}": parameter
         for part in calls_in(tree)
         for key, parameter in part.accepted.items()
     }
     found = {}
-    for path, values in vary.items():
+    for path, values in ((training and training.vary) or {}).items():
         where = f"training.vary.{path}"
-        if (count := section.get("replicas", 1)) != len(values):
-            message = f"has {len(values)} values for {count} replicas; give one for each"
+        if len(values) != training.replicas:
+            message = (
+                f"has {len(values)} values for {training.replicas} replicas; give one for each"
+            )
             problems.append(Bad(where, message))
-        elif path == "seed":
-            if not all(type(seed) is int and 0 <= seed <= LARGEST_SEED for seed in values):
-                why = f"must be integers from 0 to {LARGEST_SEED}, found {show(values)}"
-                problems.append(Bad(where, why))
-        elif path.split(".")[0] not in COMPILED:
+        elif path.split(".")[0] not in (*COMPILED, "seed"):
             problems.append(Bad(where, ONLY))
         elif path not in accepted:
             message = "no part of this config takes such a number"
@@ -49,6 +44,7 @@ def numbers(tree, config, problems):
                 found[path] = converted(values, accepted[path], where)
             except Misfit as misfit:
                 problems.append(Bad(misfit.path, misfit.message))
+    found.pop("seed", None)
     return found
 
 
@@ -59,10 +55,6 @@ def converted(values, parameter, where):
     if not all(type(value) in (int, float) for value in read):
         raise Misfit(where, f"must be a list of numbers, found {show(values)}")
     return list(map(float, read)) if float in map(type, read) else read  # one type for a program
-
-
-def is_list(values):
-    return isinstance(values, list | tuple) and len(values) > 0
 
 
 def of_replica(config, replica):

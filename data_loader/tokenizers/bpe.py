@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from data_loader.base import Tokenizer
-from data_loader.tokenizers.plain import checked_tokens
-from ranges import Count, LocalPath, checked
+from data_loader.tokenizers.plain import checked_tokens, token_dtype
 from utils import UserError, cut
+from utils.forms import Count, LocalPath, checked
 
 END_OF_TEXT = "<|endoftext|>"
 # What ends a document, in the order in which it is looked for.
@@ -98,8 +98,8 @@ class Bpe:
 
     def encode(self, text):
         """The tokens of a text, without any that a model's template would add."""
-        dtype = np.uint16 if self.vocab_size <= 2**16 else np.uint32
-        return np.array(self.made.encode(text, add_special_tokens=False).ids, dtype)
+        ids = self.made.encode(text, add_special_tokens=False).ids
+        return np.array(ids, token_dtype(self.vocab_size))
 
     def decode(self, tokens):
         """The text of tokens; the end of a document is left out."""
@@ -112,15 +112,15 @@ class Bpe:
         return self.made.to_str()
 
 
-def from_huggingface(text, source):
-    """The tokenizer of a tokenizer.json."""
+def bpe_of(make, source):
+    """The tokenizer that make(package) returns, from a file of the user's."""
     try:
-        made = Bpe(package().Tokenizer.from_str(text))
+        made = Bpe(make(package()))
     except UserError:
         raise
     except Exception as error:  # the package raises plain exceptions
         why = cut(str(error), 1000)
-        raise UserError(f"{source}: is not a tokenizer.json of `tokenizers`: {why}") from error
+        raise UserError(f"{source}: is not a tokenizer of `tokenizers`: {why}") from error
     if made.vocab_size > MOST_TOKENS:  # the package tries all numbers, also those of no token
         number = made.vocab_size - 1
         raise UserError(f"{source}: a token has the number {number}, above {MOST_TOKENS - 1}")

@@ -53,12 +53,11 @@ class CharacterTokenizer:
     """The characters of an alphabet, numbered in its order; the last token ends a document."""
 
     def __init__(self, alphabet):
+        alphabet.encode()  # an error for half of a character, which JSON can express
         codes = code_points(alphabet)
         if len(np.unique(codes)) != len(codes):
             twice = next(c for i, c in enumerate(alphabet) if c in alphabet[:i])
             raise UserError(f"characters: {twice!r} is in the alphabet twice")
-        if len(half := codes[(codes >= 0xD800) & (codes < 0xE000)]):
-            raise UserError(f"characters: U+{half[0]:04X} of the alphabet is half of a character")
         self.alphabet, self.codes = alphabet, codes
         self.end_of_text, self.vocab_size = len(codes), len(codes) + 1
         # The token of each code point; -1 if it is not in the alphabet.
@@ -76,7 +75,7 @@ class CharacterTokenizer:
                 f"{place - text.rfind(chr(10), 0, place)}: the character {text[place]!r} "
                 f"(U+{ord(text[place]):04X}) is not among the {len(self.codes)} of the tokenizer"
             )
-        return tokens.astype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
+        return tokens.astype(token_dtype(self.vocab_size))
 
     def decode(self, tokens):
         """The text of tokens; the end of a document is left out."""
@@ -85,6 +84,11 @@ class CharacterTokenizer:
 
     def to_json(self):
         return json.dumps({"type": "characters", "alphabet": self.alphabet})
+
+
+def token_dtype(vocab_size):
+    """The type that stores the tokens of a vocabulary."""
+    return np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
 
 
 def code_points(text):

@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
-from file_io import parse_json, read_file
+from data_loader.tokenizers import tiktoken_file
+from data_loader.tokenizers.bpe import bpe_of
+from data_loader.tokenizers.plain import ByteTokenizer, CharacterTokenizer
 from utils import UserError, cut
+from utils.files import parse_json, read_file
 
 FORMS = "the tokenizer.json of a run or of HuggingFace, or a .tiktoken file"
 MOST_BYTES = 2**26  # of a file; the largest that are published have 35 million
@@ -13,22 +16,17 @@ def from_json(text, source="tokenizer"):
     """The tokenizer that `to_json` wrote, or HuggingFace's tokenizer.json."""
     try:
         content = parse_json(text)
-        kind = content.get("type") if "model" not in content else "huggingface"
-    except (ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"{source}: is not a tokenizer ({error}); name {FORMS}") from error
-    if kind == "bytes":
-        from data_loader.tokenizers.plain import ByteTokenizer
-
-        return ByteTokenizer()
-    if kind == "characters" and isinstance(content.get("alphabet"), str):
-        from data_loader.tokenizers.plain import CharacterTokenizer
-
-        return CharacterTokenizer(content["alphabet"])
-    if kind == "huggingface":
-        from data_loader.tokenizers.bpe import from_huggingface
-
-        return from_huggingface(text, source)
-    raise UserError(f"{source}: is not a tokenizer: type {cut(repr(kind), 40)}; name {FORMS}")
+        kind = content.get("type")
+        if "model" in content:
+            return bpe_of(lambda library: library.Tokenizer.from_str(text), source)
+        if kind == "bytes":
+            return ByteTokenizer()
+        if kind == "characters":
+            return CharacterTokenizer(content["alphabet"])
+        why = f"type {kind!r}"
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        why = str(error)
+    raise UserError(f"{source}: is not a tokenizer ({cut(why, 200)}); name {FORMS}")
 
 
 def tokenizer_file(path, pattern=None):
@@ -37,12 +35,10 @@ def tokenizer_file(path, pattern=None):
     if not path.exists():
         raise UserError(f"{path}: no such file; name {FORMS}")
     try:
-        if path.suffix == ".tiktoken":
-            from data_loader.tokenizers import tiktoken_file
-
-            data = read_file(path, tiktoken_file.MOST_BYTES)
-            return from_json(tiktoken_file.huggingface_json(path, data, pattern), str(path))
-        return from_json(read_file(path, MOST_BYTES).decode(), str(path))
+        if path.suffix != ".tiktoken":
+            return from_json(read_file(path, MOST_BYTES).decode(), str(path))
+        data = read_file(path, tiktoken_file.MOST_BYTES)
+        return tiktoken_file.tokenizer_of(path, data, pattern)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}; name {FORMS}") from error
     except UnicodeDecodeError as error:

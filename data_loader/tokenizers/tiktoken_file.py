@@ -1,13 +1,12 @@
 """The .tiktoken files of OpenAI: lines of a token's bytes in base64 and its number.
 
 They hold no merges: two tokens may be joined if their joint bytes are a token, the one with the
-smallest number first. As HuggingFace's tokenizer.json, that is a list of merges in this order.
+smallest number first. HuggingFace's `tokenizers` needs a list of merges in this order.
 """
 
 import base64
-import json
 
-from data_loader.tokenizers.bpe import MOST_TOKENS
+from data_loader.tokenizers.bpe import MOST_TOKENS, bpe_of
 from utils import UserError
 
 GPT2 = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
@@ -35,10 +34,10 @@ KNOWN = {
 }
 
 
-def huggingface_json(path, data, pattern=None):
-    """The text of a tokenizer.json for the bytes of a .tiktoken file. A file's published name gives
-    the regex and the special tokens; in any other file, `pattern` is the regex, and the token that
-    ends a document is the number after all others."""
+def tokenizer_of(path, data, pattern=None):
+    """The tokenizer in the bytes of a .tiktoken file. A file's published name gives the regex and
+    the special tokens; in any other file, `pattern` is the regex, and the token that ends a
+    document is the number after all others."""
     ranks = read_ranks(path, data)
     if path.stem not in KNOWN and pattern is None:
         raise UserError(
@@ -48,28 +47,23 @@ def huggingface_json(path, data, pattern=None):
     known, special = KNOWN.get(path.stem, (None, {END: 1 + max(ranks.values())}))
     letters = byte_letters()
     name = {token: "".join(letters[byte] for byte in token) for token in ranks}
-    vocabulary = {name[token]: rank for token, rank in ranks.items()} | special
-    split = {"type": "Split", "pattern": {"Regex": pattern or known}, "behavior": "Isolated"}
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    level |= {"use_regex": False}
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    added = [{"id": i, "content": text, "special": True, **flags} for text, i in special.items()]
-    content = {
-        "version": "1.0",
-        "added_tokens": sorted(added, key=lambda token: token["id"]),
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [{**split, "invert": False}, level],
-        },
-        "decoder": level,
-        "model": {
-            "type": "BPE",
-            "ignore_merges": True,
-            "vocab": vocabulary,
-            "merges": [[name[left], name[right]] for left, right in merges_of(ranks)],
-        },
-    }
-    return json.dumps(content, ensure_ascii=False)
+
+    def make(library):
+        split, levels = library.pre_tokenizers.Split, library.pre_tokenizers.ByteLevel
+        vocabulary = {name[token]: rank for token, rank in ranks.items()} | special
+        merges = [(name[left], name[right]) for left, right in merges_of(ranks)]
+        made = library.Tokenizer(library.models.BPE(vocabulary, merges, ignore_merges=True))
+        made.pre_tokenizer = library.pre_tokenizers.Sequence(
+            [
+                split(library.Regex(pattern or known), "isolated"),
+                levels(add_prefix_space=False, use_regex=False),
+            ]
+        )
+        made.decoder = library.decoders.ByteLevel()
+        made.add_special_tokens(list(special))
+        return made
+
+    return bpe_of(make, path)
 
 
 def read_ranks(path, data):

@@ -8,10 +8,10 @@ import json
 from pathlib import Path
 from string import Template
 
-from file_io import atomic_write
 from inference.demo.pixels import UNIT, pixels_of
 from inference.demo.runtime import PROGRAM, SCRIPT, VERSION, runtime
 from utils import UserError, named_leaves
+from utils.files import atomic_write
 
 HERE = Path(__file__).parent
 SCRIPTS = (

@@ -13,8 +13,8 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from file_io import atomic_write
 from utils import BAD_INPUT, DONE, RunError, UserError
+from utils.files import atomic_write
 
 PACKAGE, VERSION = "onnxruntime-web", "1.30.0"
 SCRIPT, PROGRAM = "ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm"

@@ -4,9 +4,9 @@ import json
 import re
 
 from data_loader.tokenizers.tiktoken_file import GPT2, byte_letters
-from file_io import atomic_write
 from inference.demo.page import document
 from utils import UserError
+from utils.files import atomic_write
 
 SCRIPTS = ("tokenizers.js", "sampling.js", "decoding.js", "text.js")
 FIX = "leave out --demo, and let the files write with predict.py --prompt"

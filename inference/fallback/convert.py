@@ -11,7 +11,6 @@ from functools import partial
 import jax
 import numpy as np
 
-from file_io import atomic_write
 from inference.child import Crash, locally
 from inference.excluded import NO_NAMES
 from inference.fallback.onnx_of_tflite import onnx_of_tflite
@@ -21,6 +20,7 @@ from inference.lowering.trace import trace
 from inference.packages import needed, quiet
 from inference.to_tflite import converted, free, in_order
 from utils import UserError, first_line
+from utils.files import atomic_write
 
 
 def tflite_by_jax2tf(

@@ -1,165 +1,197 @@
-"""Formulas of activations, as other libraries and users write them, that the tables have as one op.
-
-A Replacement is a formula, and the op that computes the same. `recognize` looks for the formulas in
-a model; what it finds becomes the op.
-"""
+"""The functions of other libraries that the tables have as one op, for `recognize`."""
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jax.scipy.stats import norm as normal
 
-from inference.lowering import foreign_ops
-from inference.lowering.steps import is_float
 from model.layers import activations as ours
+from model.layers.norm import by_statistics, group_norm, layer_norm, rms_norm, standardize
+from model.layers.op import op
 
-# Numbers in a formula for which the model may have any other; each is exact in every float type.
-EPS, ALPHA, SCALE, LOWEST = 0.0068359375, 0.294921875, 0.0849609375, -7616.0
-HOLES = {EPS: "eps", ALPHA: "alpha", SCALE: "scale", LOWEST: "lowest"}
+# Ops for which model/layers has no layer.
 
 
-class Replacement(NamedTuple):
-    """`op(*arrays, **choice, **numbers)` computes `formula(*arrays, **choice)`.
+@op(any_rank=True)
+def relu6(x):
+    return jax.nn.relu6(x)
 
-    `numbers` are those that the model has in the formula's holes. `candidates(aval, part)` yields
-    (the shapes of the arrays, choice) for a result like `aval`, where part is the list of equations
-    before it. Arrays after the first `whole` ones may have 1 where the formula has more.
+
+@op(any_rank=True)
+def selu(x):
+    return jax.nn.selu(x)
+
+
+@op(any_rank=True)
+def soft_sign(x):
+    return jax.nn.soft_sign(x)
+
+
+@op(any_rank=True)
+def hard_tanh(x):
+    return jax.nn.hard_tanh(x)
+
+
+@op
+def logsumexp(x, *, axes):
+    return jax.nn.logsumexp(x, axes)
+
+
+@op
+def softmax_along(x, *, axis):
+    return jax.nn.softmax(x, axis)
+
+
+@op
+def log_softmax_along(x, *, axis):
+    return jax.nn.log_softmax(x, axis)
+
+
+@op
+def weighted_mean(q, k, v, mask=None, bias=None, *, causal, scale, lowest):
+    """Attention without its projections, for arrays of (batch, position, head, feature).
+
+    The mask and the bias broadcast to (batch, head, position of q, position of k); the score of a
+    masked position is `lowest`.
+    """
+    scores = scale * jnp.einsum("bthc,bshc->bhts", q, k)
+    if bias is not None:
+        scores = scores + bias
+    if causal:
+        past = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+        mask = past if mask is None else past & mask
+    if mask is not None:
+        scores = jnp.where(mask, scores, lowest)
+    return jnp.einsum("bhts,bshc->bthc", jax.nn.softmax(scores), v)
+
+
+# Functions of one array and of weights: a number for each of its channels.
+
+
+class Formula(NamedTuple):
+    """`op(x, **weights, **number, **choice)`.
+
+    `number` names an argument whose value is one of the numbers in the model, and
+    `choices(aval of x, equations)` are the other arguments that are possible for equations of a
+    model. `definition` computes the same as `op` in a form that has no marks.
     """
 
-    needs: frozenset  # primitives without which the formula cannot be there
-    formula: Callable
     op: Callable
-    candidates: Callable
-    whole: int = 9
+    weights: tuple = ()
+    number: str = ""
+    choices: Callable = lambda aval, eqns: [{}]
+    definition: Callable | None = None
 
 
-def like_result(aval, part):
-    """One array like the result."""
-    if is_float(aval.dtype):
-        yield [aval], {}
+def reduced_axes(aval, eqns):
+    """The axes over which the equations reduce an array like x."""
+    names = {"reduce_sum", "reduce_max"}
+    found = {tuple(x.params["axes"]) for x in eqns if x.primitive.name in names}
+    return [{"axes": tuple(map(int, axes))} for axes in found]
 
 
-def like_wide_result(aval, part):
-    """`like_result` for functions that JAX has in float32 and float64 only."""
-    if aval.dtype in (jnp.float32, jnp.float64):
-        yield [aval], {}
+def reduced_axis(aval, eqns):
+    """The same for a single axis, counted from the last one."""
+    axes = [choice["axes"] for choice in reduced_axes(aval, eqns)]
+    return [{"axis": axis[0] - len(aval.shape)} for axis in axes if len(axis) == 1]
 
 
-# Activations.
+def params_of(x, scale=1, bias=0):
+    """The params of a norm that has perhaps no scale or bias."""
+    weights = {"scale": scale, "bias": bias}
+    return {
+        name: jnp.broadcast_to(jnp.asarray(value, x.dtype), x.shape[-1:])
+        for name, value in weights.items()
+    }
 
 
-def activation(needs, formula, op=None):
-    return Replacement(frozenset(needs.split()), formula, op, like_result)
+def channels_at_any_axis(function):
+    """The function of an x with the channels last, for x with the channels at `axis`."""
+
+    def moved(x, *args, axis, **kwargs):
+        return jnp.moveaxis(function(jnp.moveaxis(x, axis, -1), *args, **kwargs), -1, axis)
+
+    return moved
 
 
-def gelus():
-    half = 0.5**0.5
-
-    def tanh(x, cubic):
-        return jnp.tanh((2 / jnp.pi) ** 0.5 * (x + cubic))
-
-    exact = [
-        lambda x: jax.nn.gelu(x, approximate=False),
-        lambda x: 0.5 * x * (1 + lax.erf(x * half)),
-        lambda x: 0.5 * (x * (1 + lax.erf(x * half))),
-        lambda x: x * (0.5 * (1 + lax.erf(x * half))),
-    ]
-    approximate = []
-    for cubic in (
-        lambda x: 0.044715 * x**3,
-        lambda x: 0.044715 * (x * x * x),
-        lambda x: 0.044715 * x * x * x,
-    ):
-        approximate += [
-            lambda x, cubic=cubic: 0.5 * x * (1 + tanh(x, cubic(x))),
-            lambda x, cubic=cubic: x * (0.5 * (1 + tanh(x, cubic(x)))),
-        ]
-    yield from (activation("mul", formula, ours.gelu) for formula in exact)
-    by_cdf = activation("mul", lambda x: x * normal.cdf(x), ours.gelu)
-    yield by_cdf._replace(candidates=like_wide_result)
-    yield from (activation("tanh mul", formula, ours.gelu_tanh) for formula in approximate)
+def either_axis(aval, eqns):
+    return [{"axis": -1}, {"axis": 1}] if len(aval.shape) > 2 else [{"axis": -1}]
 
 
-def leaky_relu(x, *, alpha):
-    return ours.leaky_relu(x, float(alpha))
+@channels_at_any_axis
+def affine(x, mean, std=1, inverse=1, **weights):
+    """Batch normalization with given statistics."""
+    params = params_of(x, **weights)
+    params["scale"] = params["scale"] * inverse / std
+    return by_statistics(params, {"mean": mean, "var": jnp.ones_like(mean)}, x, eps=0.0)
 
 
-def elu(x, *, alpha=1.0):
-    return ours.elu(x, float(alpha))
+def root_mean_square(x, eps, **weights):
+    return rms_norm({"scale": params_of(x, **weights)["scale"]}, x, eps=eps)
 
 
+def standardized(x, eps, axes, **weights):
+    """Over the features or over the pixels."""
+    params = params_of(x, **weights)
+    if axes == (x.ndim - 1,):
+        return layer_norm(params, x, eps=eps)
+    return group_norm(params, x, groups=x.shape[-1], eps=eps)
+
+
+def standardized_axes(aval, eqns):
+    rank = len(aval.shape)
+    known = ((rank - 1,), tuple(range(1, rank - 1)))
+    return [choice for choice in reduced_axes(aval, eqns) if choice["axes"] in known]
+
+
+def definition_of_standardized(x, eps, axes, scale=1, bias=0):
+    return standardize(x, axes, eps) * scale + bias
+
+
+@channels_at_any_axis
+def by_groups(x, eps, groups, **weights):
+    return group_norm(params_of(x, **weights), x, groups=groups, eps=eps)
+
+
+@channels_at_any_axis
+def definition_of_by_groups(x, eps, groups, scale, bias):
+    grouped = x.reshape(*x.shape[:-1], groups, x.shape[-1] // groups)
+    y = standardize(grouped, (*range(1, x.ndim - 1), x.ndim), eps)
+    return y.reshape(x.shape) * scale + bias
+
+
+def groups_of_channels(aval, eqns):
+    """The ways to split the last axis or the second one."""
+    for shape in {x.params["new_sizes"] for x in eqns if x.primitive.name == "reshape"}:
+        if len(shape) == len(aval.shape) + 1 > 3:
+            yield {"axis": -1, "groups": shape[-2]}
+            yield {"axis": 1, "groups": shape[1]}
+
+
+WEIGHTS = ((), ("scale",), ("bias",), ("scale", "bias"))
 ACTIVATIONS = [
-    *gelus(),
-    activation("max", lambda x: jnp.maximum(x, 0), ours.relu),
-    activation("max min", jax.nn.relu6, foreign_ops.relu6),
-    activation(
-        "clamp", lambda x: lax.clamp(x.dtype.type(0), x, x.dtype.type(6)), foreign_ops.relu6
-    ),
-    activation("max min", lambda x: jnp.clip(x, 0, 6), foreign_ops.relu6),
-    activation("max min", jax.nn.hard_sigmoid, ours.hard_sigmoid),
-    activation("max min", jax.nn.hard_swish, ours.hard_swish),
-    activation("logistic", jax.nn.silu, ours.silu),
-    activation("exp", lambda x: 1 / (1 + jnp.exp(-x)), ours.sigmoid),
-    activation("exp", lambda x: x / (1 + jnp.exp(-x)), ours.silu),
-    activation("log1p exp", jax.nn.softplus, ours.softplus),
-    activation("log1p exp tanh", lambda x: x * jnp.tanh(jax.nn.softplus(x)), ours.mish),
-    activation("select_n", lambda x: jax.nn.leaky_relu(x, ALPHA), leaky_relu),
-    activation("select_n", lambda x: jnp.where(x > 0, x, ALPHA * x), leaky_relu),
-    activation("expm1", lambda x: jax.nn.elu(x, ALPHA), elu),
-    activation("expm1", jax.nn.elu, elu),
-    activation("expm1", jax.nn.selu, foreign_ops.selu),
-    activation("expm1", lambda x: jnp.where(x > 0, x, ALPHA * jnp.expm1(x)), elu),
-    activation("expm1", lambda x: jnp.where(x > 0, x, jnp.expm1(x)), elu),
-    activation("abs", jax.nn.soft_sign, foreign_ops.soft_sign),
-    activation("select_n", jax.nn.hard_tanh, foreign_ops.hard_tanh),
-    activation("max min", lambda x: jnp.clip(x, -1, 1), foreign_ops.hard_tanh),
+    *(ours.relu, relu6, hard_tanh, ours.hard_sigmoid, ours.hard_swish, ours.gelu, ours.gelu_tanh),
+    *(ours.sigmoid, ours.silu, ours.softplus, ours.mish, selu, soft_sign),
 ]
-
-
-# Softmax and what belongs to it, along any axis.
-
-
-def axes_of_result(aval, part):
-    if is_float(aval.dtype):
-        yield from (([aval], {"axis": axis}) for axis in range(-1, -1 - len(aval.shape), -1))
-
-
-def plain_softmax(x, axis):
-    y = jnp.exp(x)
-    return y / y.sum(axis, keepdims=True)
-
-
-def from_logsumexp(x, axis):
-    return x - jax.nn.logsumexp(x, axis, keepdims=True)
-
-
-def softmax(x, axis):
-    return ours.softmax(x) if axis == -1 else foreign_ops.softmax_along(x, axis=axis)
-
-
-def log_softmax(x, axis):
-    return ours.log_softmax(x) if axis == -1 else foreign_ops.log_softmax_along(x, axis=axis)
-
-
-def reduced_arrays(aval, part):
-    """The arrays of the model whose maximum along one axis has the shape of the result."""
-    for eqn in part:
-        if eqn.primitive.name == "reduce_max" and eqn.outvars[0].aval == aval:
-            yield [eqn.invars[0].aval], {"axis": tuple(map(int, eqn.params["axes"]))}
-
-
-EXP = frozenset({"exp", "reduce_sum"})
-SOFTMAX = [
+ELEMENTWISE = [
+    *map(Formula, ACTIVATIONS),
+    Formula(ours.elu, number="alpha"),
+    Formula(ours.leaky_relu, number="slope"),
     *(
-        Replacement(EXP, formula, softmax, axes_of_result)
-        for formula in (jax.nn.softmax, plain_softmax)
-    ),
-    Replacement(EXP | {"log"}, jax.nn.logsumexp, foreign_ops.logsumexp, reduced_arrays),
-    *(
-        Replacement(EXP | {"log"}, formula, log_softmax, axes_of_result)
-        for formula in (jax.nn.log_softmax, from_logsumexp)
+        Formula(affine, ("mean", factor, *weights), choices=either_axis)
+        for factor in ("std", "inverse")
+        for weights in WEIGHTS
     ),
 ]
+REDUCING = [
+    Formula(softmax_along, choices=reduced_axis),
+    Formula(log_softmax_along, choices=reduced_axis),
+    Formula(logsumexp, choices=reduced_axes),
+    *(Formula(root_mean_square, weights, "eps") for weights in WEIGHTS[:2]),
+    *(
+        Formula(standardized, weights, "eps", standardized_axes, definition_of_standardized)
+        for weights in WEIGHTS
+    ),
+]
+GROUPS = [Formula(by_groups, WEIGHTS[-1], "eps", groups_of_channels, definition_of_by_groups)]

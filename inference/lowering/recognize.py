@@ -1,177 +1,289 @@
-"""Replaces formulas of other libraries by the ops of the tables, so that any model exports small.
+"""Replaces what other libraries compute by the ops of the tables, so that any model exports small.
 
-A model that calls `jax.nn.gelu`, or Flax's `LayerNorm`, is a jaxpr of their primitives. Each
-Replacement of `formulas` is traced for the shapes at hand and compared with the equations before
-each result; where they are equal, the `@op` function takes their place. For example, with
-
-    y = 0.5 * x * (1 + erf(x / sqrt(2)))
-
-the last multiplication is the result. The primitives before it include erf, which gelu `needs`; its
-`candidates` say that x has the shape of the result. The formula of gelu, traced for that shape, is
-a Pattern. If its outline (the operations down to a certain depth) occurs here, a Comparison binds
-the formula's input to the model's x, and the number in a hole such as EPS to the model's number.
-Then all of these equations become one call of gelu(x).
+A model that calls `jax.nn.gelu`, or Flax's `LayerNorm`, is a jaxpr of their primitives. There are
+many ways to write such a function, so their values are compared. From each equation, a part of the
+jaxpr grows towards the inputs. Where a part reads one array, and otherwise only weights, which are
+known before the model runs, it is a function of that array. It is evaluated on small arrays of
+random numbers. If all results are those of a Formula, such as gelu or a layer norm with these
+weights, its op takes the place of the part. The largest such part is replaced. A part stays as it
+is if one of its numbers could be another one: then the small arrays do not show what it does, as
+where a softmax is clipped at 1e-7.
 """
 
+import math
 import warnings
+from itertools import permutations, product
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Literal
 
-from inference.lowering.flatten import Flat, flattened
-from inference.lowering.formulas import ACTIVATIONS, HOLES, SOFTMAX
-from inference.lowering.formulas_of_norms import ATTENTION, NORMS
-from inference.lowering.steps import VIEWS, Graph, labels_of
-from inference.lowering.unify import Comparison
-from model.layers.op import marked_p
+from inference.lowering.attention import attention
+from inference.lowering.formulas import ELEMENTWISE, GROUPS, REDUCING, Formula
+from inference.lowering.inline import bind, inlined, retraced
+from inference.lowering.small_arrays import (
+    KNOWN,
+    OPS,
+    REDUCTIONS,
+    UNUSUAL,
+    VIEWS,
+    difference,
+    evaluate,
+    is_float,
+    is_view,
+    number,
+    samples,
+)
 from utils import first_line
 
-REPLACEMENTS = [*ATTENTION, *NORMS, *SOFTMAX, *ACTIVATIONS]
-INNER = {"scan": ["jaxpr"], "while": ["cond_jaxpr", "body_jaxpr"], "cond": ["branches"]}
-REACH = 80  # equations that a formula has at most
-DEPTH = 6  # equations deep: outlines, compared before a formula is traced for its exact shapes
-SIZES = {"axis", "groups"}  # choices that leave the outline of a formula the same
-ALIKE = {"sqrt": "rsqrt", "pow": "rsqrt", "square": "mul", "integer_pow": "mul"}
+REACH = 64  # equations that a part has at most
+TOLERANCE = 1e-6  # between two functions whose constants are rounded differently
+INNER = {"marked", "cond", "scan", "while"}  # primitives with jaxprs of their own
 
 
-class Pattern:
-    """The formula of a Replacement, traced for certain shapes."""
+class Found(NamedTuple):
+    """A formula that a part of a jaxpr computes from x, with the axes of its result reordered."""
 
-    def __init__(self, formula, avals, choice):
-        closed = flattened(jax.make_jaxpr(lambda *x: formula(*x, **choice))(*avals))
-        self.graph, self.inputs = Graph(closed), closed.jaxpr.invars
-        (self.result,) = closed.jaxpr.outvars
-        root, _ = self.graph.settled(self.result, labels_of(self.result))
-        self.ends_with_view = root is not self.result
-        self.outline = self.graph.outline(root, set(self.inputs), DEPTH)
+    formula: Formula
+    x: object  # a variable
+    weights: tuple  # of variables
+    options: dict  # the other arguments
+    order: tuple
+    error: float  # the difference between the results
+
+    def result(self, x, *weights):
+        named = dict(zip(self.formula.weights, map(jnp.ravel, weights), strict=True))
+        return jnp.transpose(self.formula.op(x, **named, **self.options), self.order)
 
 
 class Recognition:
     """One pass over a jaxpr and those within it."""
 
     def __init__(self):
-        self.patterns = {}  # {(number of the Replacement, choice, shapes): its Pattern}
-        self.outlines = {}  # {(number, dtype, choice): (its outline, whether it ends with a view)}
+        self.definitions = {}  # {(formula, choice, shape, dtype): its jaxpr}
 
-    def jaxpr(self, closed):
-        """The jaxpr with ops in place of formulas."""
-        closed = flattened(closed)
-        jaxpr, graph = closed.jaxpr, Graph(closed)
-        needed = {x for x in jaxpr.outvars if not isinstance(x, Literal)}
-        kept, consts = [], dict(graph.constants)
-        for eqn in reversed(jaxpr.eqns):
+    def jaxpr(self, closed, fixed):
+        """The jaxpr with ops; `fixed` says of each argument whether it is a weight."""
+        closed = inlined(closed)
+        graph = Graph(closed, fixed)
+        needed = {x for x in closed.jaxpr.outvars if not isinstance(x, Literal)}
+        kept, ops = [], {}
+        for eqn in reversed(closed.jaxpr.eqns):
             if needed.isdisjoint(eqn.outvars):
                 continue
-            for new in reversed(self.replaced(eqn, graph, consts) or [self.inside(eqn)]):
-                kept.append(new)
-                needed.update(x for x in new.invars if not isinstance(x, Literal))
-        new = jaxpr.replace(eqns=kept[::-1], constvars=list(consts))
-        return ClosedJaxpr(new, list(consts.values()))
+            if replacement := self.replacement(eqn, graph):
+                ops[eqn.outvars[0]], atoms = replacement
+                eqn = eqn.replace(invars=atoms)
+            kept.append(eqn)
+            needed.update(variables(eqn))
 
-    def inside(self, eqn):
-        """The equation with ops in its own jaxprs: those of a loop or a branch."""
-        names = ["jaxpr"] if eqn.primitive is marked_p else INNER.get(eqn.primitive.name, ())
-        params = dict(eqn.params)
-        for name in names:
-            value = params[name]
-            is_list = isinstance(value, tuple | list)
-            params[name] = tuple(map(self.jaxpr, value)) if is_list else self.jaxpr(value)
-        return eqn.replace(params=params) if names else eqn
+        def equation(eqn, operands):
+            if op := ops.get(eqn.outvars[0]):
+                return [op(*operands)]
+            return bind(eqn, operands, self.params(eqn, graph.fixed))
 
-    def replaced(self, eqn, graph, consts):
-        """`replacement`, or None if it fails: then the file is larger, but the export succeeds."""
+        return retraced(closed.replace(jaxpr=closed.jaxpr.replace(eqns=kept[::-1])), equation)
+
+    def params(self, eqn, fixed):
+        """The params of an equation, with ops in its own jaxprs."""
+        params = eqn.params
+        if eqn.primitive.name not in INNER:
+            return params
+        is_fixed = [isinstance(x, Literal) or x in fixed for x in eqn.invars]
+        if eqn.primitive.name == "scan":
+            first, count = params["num_consts"], params["num_carry"]
+            is_fixed[first : first + count] = [False] * count  # it changes from step to step
+        if eqn.primitive.name == "while":
+            is_fixed = [False] * len(is_fixed)  # its two jaxprs read different operands
+
+        def inside(value):
+            if isinstance(value, tuple):
+                return tuple(map(inside, value))
+            if isinstance(value, ClosedJaxpr):  # its arguments are the last operands
+                return self.jaxpr(value, is_fixed[len(is_fixed) - len(value.in_avals) :])
+            return value
+
+        return {name: inside(value) for name, value in params.items()}
+
+    def replacement(self, eqn, graph):
+        """(a function, the variables that it reads) in place of an equation, or None."""
+        root = eqn.outvars[0]
+        if len(eqn.outvars) > 1 or root in graph.fixed or not is_float(root.aval.dtype):
+            return None
         try:
-            return self.replacement(eqn, graph, consts)
-        except Exception as error:  # pytest's filterwarnings raise it as an error
+            if eqn.primitive.name in {*VIEWS, "dot_general"}:
+                return attention(graph, root, self.found)
+            found = self.found(graph, root)
+            return found and (found.result, [found.x, *found.weights])
+        except Exception as error:  # then the file is larger, but the export succeeds
             place = source_info_util.summarize(eqn.source_info)
             reason = f"{type(error).__name__}: {first_line(error)}"
             warnings.warn(f"formula not recognized: {place}: {reason}", stacklevel=2)
-            return None
-
-    def replacement(self, eqn, graph, consts):
-        """The equations of the op in place of the formula that ends here; None without one."""
-        if len(eqn.outvars) != 1 or not hasattr(eqn.outvars[0].aval, "dtype"):
-            return None
-        result = eqn.outvars[0]
-        root, _ = graph.settled(result, labels_of(result))
-        if not graph.is_computed(root):
-            return None
-        part = before(graph, root)
-        found = {x.primitive.name for x in part}
-        found |= {ALIKE[name] for name in found & ALIKE.keys()}
-        for number, entry in enumerate(REPLACEMENTS):
-            for avals, choice in (
-                entry.candidates(result.aval, part) if entry.needs <= found else ()
-            ):
-                if not self.is_possible(number, choice, avals, graph, eqn):
-                    continue
-                pattern = self.pattern(number, choice, avals)
-                comparison = Comparison(pattern.graph, pattern.inputs, graph, HOLES)
-                bound = comparison.match(pattern.result, result)
-                if bound and all(x in bound for x in pattern.inputs):
-                    return equations(entry, choice, pattern, bound, eqn, consts)
         return None
 
-    def is_possible(self, number, choice, avals, graph, eqn):
-        """Whether the equation can be the end of a formula, from its outline for any shapes."""
-        dtype = str(avals[0].dtype)  # bfloat16 is converted on the way
-        key = (number, dtype, *((k, v) for k, v in choice.items() if k not in SIZES))
-        if key not in self.outlines:
-            pattern = self.pattern(number, choice, avals)
-            self.outlines[key] = pattern.outline, pattern.ends_with_view
-        outline, ends_with_view = self.outlines[key]
-        is_view = eqn.primitive.name in VIEWS
-        return (ends_with_view or not is_view) and graph.has(outline, eqn.outvars[0])
+    def found(self, graph, root):
+        """The Found of the largest part that ends with `root` and computes a formula, or None."""
+        largest = None
+        if graph.name(root) not in OPS:
+            return None
+        for eqns, x, weights in graph.parts(root):
+            with np.errstate(all="ignore"):
+                found = self.formulas(root, eqns, x, weights)
+            largest = min(found, key=lambda found: found.error, default=largest)
+        return largest
 
-    def pattern(self, number, choice, avals):
-        shapes = tuple((tuple(aval.shape), str(aval.dtype)) for aval in avals)
-        key = (number, *choice.items(), shapes)
-        if key not in self.patterns:
-            self.patterns[key] = Pattern(REPLACEMENTS[number].formula, avals, choice)
-        return self.patterns[key]
+    def formulas(self, root, eqns, x, weights):
+        """The Founds of the formulas that equations compute, for all orders of axes and weights."""
+        is_split = any(eqn.primitive.name == "reshape" and not is_view(eqn) for eqn in eqns)
+        formulas = ELEMENTWISE
+        if any(eqn.primitive.name in REDUCTIONS for eqn in eqns):
+            formulas = GROUPS if is_split else REDUCING
+        vectors = {math.prod(weight.aval.shape) for weight in weights} or {1}
+        channels = vectors.pop()
+        if vectors or x.aval.dtype != root.aval.dtype:
+            return []
+        split = channels if is_split else None
+        numbers = constants(eqns)
+        arrays = samples(x, weights, numbers, split)
+        try:
+            values = evaluate(eqns, arrays, split)
+        except ValueError:  # a reshape that is impossible for small arrays
+            return []
+        value = values[root]
+        if np.array_equal(value, arrays[x], equal_nan=True):
+            return []
+        found = []
+        limit = max(TOLERANCE, float(jnp.finfo(x.aval.dtype).eps) / 2)
+        for formula, choice in possible(formulas, x, eqns, weights, channels):
+            definition = self.definition(formula, choice, x.aval, channels)
+            (result,), shape = definition.jaxpr.outvars, definition.out_avals[0].shape
+            options = [{formula.number: n} for n in numbers] if formula.number else [{}]
+            for ordered, option in product(permutations(weights), options):
+                vectors = [arrays[weight].reshape(-1, value.shape[-1]) for weight in ordered]
+                operands = [arrays[x], *vectors, *map(number, option.values())]
+                inputs = dict(zip(definition.jaxpr.invars, operands, strict=True))
+                expected = evaluate(definition.jaxpr.eqns, inputs, split)[result]
+                for order in orders(shape, root.aval.shape):
+                    error = difference(value, expected.transpose(*order, len(order)))
+                    if error < limit:
+                        found.append(Found(formula, x, ordered, choice | option, order, error))
+        if found:
+            for other in with_a_number_doubled(eqns, values):
+                if difference(evaluate(other, arrays, split)[root], value) < limit:
+                    return []
+        return found
+
+    def definition(self, formula, choice, aval, channels):
+        """The jaxpr of a formula for an x like `aval`."""
+        key = (formula, *choice.items(), aval.shape, aval.dtype)
+        if key not in self.definitions:
+            shapes = [(channels,)] * len(formula.weights) + [()] * bool(formula.number)
+            avals = [jax.ShapeDtypeStruct(shape, aval.dtype) for shape in shapes]
+            names = [*formula.weights, formula.number]
+
+            def function(x, *arrays):
+                named = dict(zip(names, arrays, strict=False))
+                return (formula.definition or formula.op)(x, **named, **choice)
+
+            traced = jax.make_jaxpr(function)(aval, *avals)
+            self.definitions[key] = inlined(traced, with_marked=True)
+        return self.definitions[key]
 
 
-def before(graph, root):
-    """The equations before an array, the nearest first."""
-    atoms, part = [root], {}
-    for atom in atoms:
-        eqn = graph.maker(atom)
-        if eqn is not None and id(eqn) not in part and len(part) < REACH:
-            part[id(eqn)] = eqn
-            atoms += [x for x in eqn.invars if not isinstance(x, Literal)]
-        elif atom is root and eqn is None:  # one over a root
-            break
-    return list(part.values())
+def possible(formulas, x, eqns, weights, channels):
+    """(formula, choice) for all with as many weights."""
+    shape = x.aval.shape
+    for formula in formulas:
+        if len(formula.weights) == len(weights):
+            for choice in formula.choices(x.aval, eqns):
+                if not weights or (shape and shape[choice.get("axis", -1)] == channels):
+                    yield formula, choice
 
 
-def equations(entry, choice, pattern, bound, eqn, consts):
-    """The op's equations for the formula's inputs, with their result in place of that of eqn."""
-    numbers = {name: array for name, array in bound.items() if isinstance(name, str)}
-    atoms = [bound[var][0] for var in pattern.inputs]
-
-    def replacement(*arrays):
-        arranged = []
-        for i, (x, var) in enumerate(zip(arrays, pattern.inputs, strict=True)):
-            x = in_order(x, bound[var][1], len(var.aval.shape))
-            arranged.append(jnp.broadcast_to(x, var.aval.shape) if i < entry.whole else x)
-        return entry.op(*arranged, **choice, **numbers)
-
-    traced = jax.make_jaxpr(replacement)(*(x.aval for x in atoms))
-    flat = Flat(consts)
-    (result,) = flat.enter(traced, (), atoms, eqn)
-    consts.update(flat.consts)
-    made = [x.replace(source_info=eqn.source_info) for x in flat.eqns]
-    last = next(i for i, x in enumerate(made) if result in x.outvars)
-    made[last] = made[last].replace(outvars=eqn.outvars)
-    return made
+def constants(eqns):
+    """The numbers in equations, and those that are often left out."""
+    atoms = [atom for eqn in eqns for atom in eqn.invars if isinstance(atom, Literal)]
+    return {0.0, 1.0, *filter(np.isfinite, (float(atom.val) for atom in atoms))}
 
 
-def in_order(x, axes, rank):
-    """x with its axes where the formula has them, and with size 1 where x has none."""
-    kept = [axis for axis in axes if axis is not None]
-    if len(kept) < len(axes):
-        x = x.reshape([n for n, axis in zip(x.shape, axes, strict=True) if axis is not None])
-    x = x.transpose(sorted(range(len(kept)), key=kept.__getitem__))
-    return jnp.expand_dims(x, [axis for axis in range(rank) if axis not in kept])
+def with_a_number_doubled(eqns, values):
+    """The equations with another one of their numbers doubled, for each that is not 0.
+
+    Where `values` are on both sides of a number, it may be a border between two ways to compute one
+    function.
+    """
+    for i, eqn in enumerate(eqns):
+        result = eqn.outvars[0]
+        if result.aval.dtype == bool and np.unique(values[result][..., UNUSUAL:]).size == 2:
+            continue
+        for j, atom in enumerate(eqn.invars):
+            is_number = isinstance(atom, Literal) and atom.aval.dtype != bool
+            if is_number and atom.val and np.isfinite(atom.val):
+                doubled = Literal(2.0 * atom.val, atom.aval)
+                invars = [*eqn.invars[:j], doubled, *eqn.invars[j + 1 :]]
+                yield [*eqns[:i], eqn.replace(invars=invars), *eqns[i + 1 :]]
+
+
+def orders(shape, wanted):
+    """The ways to reorder the axes of a shape to get another one."""
+    for order in permutations(range(len(shape))):
+        if tuple(shape[axis] for axis in order) == wanted:
+            yield order
+
+
+def variables(eqn):
+    return [atom for atom in eqn.invars if not isinstance(atom, Literal)]
+
+
+class Graph:
+    """A jaxpr without calls; `fixed` says of each argument whether it is a weight."""
+
+    def __init__(self, closed, fixed):
+        jaxpr = closed.jaxpr
+        self.makers = {eqn.outvars[0]: eqn for eqn in jaxpr.eqns if len(eqn.outvars) == 1}
+        self.index = {var: i for i, var in enumerate(self.makers)}
+        # what is known before the model runs
+        self.fixed = {x for x, is_weight in zip(jaxpr.invars, fixed, strict=True) if is_weight}
+        self.fixed.update(jaxpr.constvars)
+        for eqn in jaxpr.eqns:
+            if self.fixed.issuperset(variables(eqn)):
+                self.fixed.update(eqn.outvars)
+
+    def name(self, atom):
+        """The primitive that computes a variable, "" for an argument or a constant."""
+        is_computed = not isinstance(atom, Literal) and atom in self.makers
+        return self.makers[atom].primitive.name if is_computed else ""
+
+    def parts(self, root):
+        """(equations, x, weights) for each part that ends with `root`, the smallest first."""
+        inside, edge = set(), {root}  # variables that the part computes, and that it reads
+        while len(inside) < REACH:
+            open_ = {x for x in edge if self.can_enter(x, root)}
+            data = edge - self.fixed
+            if len(data - open_) > 1:
+                return
+            if inside and len(data) == 1 and open_ <= data:
+                eqns = [self.makers[x] for x in sorted(inside, key=self.index.get)]
+                yield eqns, *data, list(edge - data)
+            if not open_:
+                return
+            last = max(open_, key=lambda x: (x in self.fixed, self.index[x]))
+            inside.add(last)
+            edge = edge.union(variables(self.makers[last])) - inside
+
+    def can_enter(self, x, root):
+        """Whether a part that ends with `root` can contain the equation that computes x."""
+        name = self.name(x)
+        if name not in KNOWN:
+            return False
+        if x in self.fixed:  # a weight is found behind its views, and numbers are computed
+            return name in VIEWS or not x.aval.shape
+        # rounding to fewer bits would not be seen in the values
+        return not is_float(x.aval.dtype) or bits(x) >= bits(root)
+
+
+def bits(var):
+    return jnp.finfo(var.aval.dtype).nmant

@@ -57,7 +57,10 @@ def trace(function, weights, inputs, batch=None):
     out_shapes = named(traced.out_info, "output", in_shapes)
     if not out_shapes:
         raise UserError("the model has no outputs: it returns None or an empty tree; return arrays")
-    jaxpr = with_ops(traced.jaxpr)
+    weight_count = len(jax.tree.leaves(weights))
+    is_weight = [i < weight_count for i in range(len(traced.jaxpr.in_avals))]
+    with marks_shown():
+        jaxpr = Recognition().jaxpr(traced.jaxpr, is_weight)
     narrowest = precision(traced.jaxpr)
     return Traced(jaxpr, arrays, in_shapes, out_shapes, narrowest, tuple(compared))
 
@@ -81,12 +84,6 @@ def of_batch(inputs, size):
 def traced_once(function, weights, shapes):
     with marks_shown():
         return jax.jit(function).trace(jax.tree.map(shape_of, weights), shapes)
-
-
-def with_ops(jaxpr):
-    """The jaxpr with an op for each formula of another library that the tables have as one."""
-    with marks_shown():
-        return Recognition().jaxpr(jaxpr)
 
 
 def refusal(error, function, weights, inputs, batch):

@@ -133,7 +133,7 @@ def fused_attention(q, k, mask=None):
 
 
 def among_replicas():
-    """Whether several seeds are computed in one call, by the vmap of training/replicas.py."""
+    """Whether several seeds are computed in one call, by the vmap of training/engine.py."""
     try:
         lax.axis_size("replicas")
     except NameError:

@@ -149,11 +149,11 @@ def wait_until(condition):
 
 @pytest.fixture
 def no_shared_memory_left():
-    """Fails a test after which more segments of shared memory exist than before."""
+    """Fails a test after which more folders of workers exist in shared memory than before."""
 
-    def segments():
-        return set(Path("/dev/shm").glob("psm_*"))
+    def folders():
+        return set(Path("/dev/shm").glob("rawtree-*"))
 
-    before = segments()
+    before = folders()
     yield
-    assert wait_until(lambda: not segments() - before)
+    assert wait_until(lambda: not folders() - before)

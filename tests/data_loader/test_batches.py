@@ -10,7 +10,7 @@ import pytest
 
 from data_loader.base import Arrays, ExampleFailed
 from data_loader.loader import Subset, batches, collate, first_batches, padded, prefetch, split
-from training.runs.failure import failed
+from training.commands.failure import failed
 from utils import FAILED, UserError
 
 

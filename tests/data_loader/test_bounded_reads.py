@@ -20,11 +20,11 @@ from data_loader.arrays import arrays
 from data_loader.base import loaded
 from data_loader.cifar10 import cifar10 as cifar10_part
 from data_loader.documents import parts_of
-from data_loader.folder import pixels
 from data_loader.huggingface import huggingface
 from data_loader.idx import read_idx
+from data_loader.images import pixels
+from data_loader.npy_files import array_in
 from data_loader.record_files import RecordFiles
-from data_loader.records import npy_array
 from data_loader.table import csv, parquet
 from data_loader.text import text
 from data_loader.tokenizers.saved import tokenizer_file
@@ -171,12 +171,12 @@ def test_the_parts_of_a_large_text_are_found_but_not_one_that_is_larger_than_the
     for module in ("data_loader.documents", "utils"):
         monkeypatch.setattr(f"{module}.main_memory", lambda: 2**20)
     Path("a.jsonl").write_text('{"text": "one line"}\n' * 200_000)
-    parts = parts_of("a.jsonl", None)
+    parts = parts_of("a.jsonl")
     assert parts[-1].end == os.path.getsize("a.jsonl") and len(parts) == 65
     sparse("b.txt", 2**36)
     message = r"b\.txt: the document in line 1: would need 64\.0 GiB, and this machine has 1\.0 MiB"
     with pytest.raises(UserError, match=message):
-        parts_of("b.txt", None)
+        parts_of("b.txt")
 
 
 def test_a_line_of_a_table_has_an_end():
@@ -227,7 +227,7 @@ def test_a_header_of_numpy_that_is_no_header_is_an_error(header, why):
         with pytest.raises(UserError, match=why):
             KINDS[name if name != "in.npy" else "in.npz"][0](name)
     with pytest.raises(ValueError, match=why):
-        npy_array(data)
+        array_in(data)
 
 
 @pytest.mark.parametrize("name", ["a.npz", "inputs.npz", "in.npz"])

@@ -17,7 +17,7 @@ MODULES = [f"data_loader.{module.name}" for module in pkgutil.iter_modules(data_
 
 
 def test_importing_every_module_imports_neither_jax_nor_optional_packages():
-    heavy = ("jax", "tqdm", "PIL", "torch", "grain", "array_record", "tokenizers", "datasets")
+    heavy = ("jax", "tqdm", "PIL", "torch", "google", "array_record", "tokenizers", "datasets")
     code = f"import sys, {', '.join(MODULES)}; print([m for m in {heavy} if m in sys.modules])"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60

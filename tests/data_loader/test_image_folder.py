@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_loader import folder as folder_module
+from data_loader import images
 from data_loader.base import fingerprint
-from data_loader.folder import decoded, folder, pixels
+from data_loader.folder import folder
+from data_loader.images import decoded, pixels
 from data_loader.loader import batches, collate, epoch_order, split
 from data_loader.records import tf_example
 from tests.data_loader.test_records import example_of
@@ -162,7 +163,7 @@ def test_a_pipe_or_a_huge_file_is_not_read(tmp_path, monkeypatch):
         file.truncate(2**40)
     with pytest.raises(UserError, match=r"y\.png: .*it has 1024\.0 GiB, and at most 1\.0 GiB"):
         pixels(tmp_path / "y.png", (4, 4), "rgb")
-    assert folder_module.MOST_BYTES == 2**30
+    assert images.MOST_BYTES == 2**30
 
 
 @pytest.mark.parametrize(
@@ -270,7 +271,7 @@ def test_decoded_images_are_kept_within_the_budget_and_a_batch_may_be_changed(tm
     whole = folder(str(tmp_path), **arguments).load()["train"]
     part = folder(str(tmp_path), cache_mb=1, **arguments).load()["train"]
     assert len(part.cache) == 2**20 // (200 * 200 * 3) == 8
-    assert "all decoded images are kept in 2.3 MiB" in whole.source
+    assert "20 decoded images are kept in 2.3 MiB" in whole.source
     assert "8 decoded images are kept in 937.5 KiB" in part.source
     assert "only 8 of 20 decoded images are kept: raise data.args.cache_mb, to 3 " in part.advice
     first = [(255 - x, y) for x, y in batches(whole, order, changes)]
@@ -321,9 +322,9 @@ def test_a_large_jpeg_file_is_decoded_at_a_smaller_size_and_looks_the_same(
     image = Image.open(path)
     image.load()
     image.save(path, exif=exif, quality=90)
-    sizes, keep = [], folder_module.with_8_bits
+    sizes, keep = [], images.with_8_bits
     monkeypatch.setattr(
-        folder_module, "with_8_bits", lambda image, _: sizes.append(image.size) or keep(image, _)
+        images, "with_8_bits", lambda image, _: sizes.append(image.size) or keep(image, _)
     )
     small = pixels(path, (60, 40), "rgb")
     upright = image.transpose(Image.Transpose.ROTATE_270) if turned else image

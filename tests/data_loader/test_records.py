@@ -14,7 +14,6 @@ import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 from PIL import Image
 
-from data_loader import protobuf
 from data_loader.base import Arrays
 from data_loader.record_files import RecordFiles, _checksum
 from data_loader.records import numpy_example, numpy_record, tf_example, write_records
@@ -56,27 +55,30 @@ def test_numbers_and_raw_bytes_equal_those_that_tensorflow_reads(tf_folder):
     assert tf_example(records[3], x="tokens", shape=(5, 8))[0].shape == (5, 8)
 
 
-def message(number, *parts):
-    """A field of the wire format that holds bytes."""
+def field(number, *parts):
+    """A field of the wire format that holds bytes; their number has one or two bytes."""
     data = b"".join(parts)
-    assert len(data) < 128
-    return bytes([number << 3 | 2, len(data)]) + data
+    size = [len(data)] if len(data) < 128 else [len(data) & 127 | 128, len(data) >> 7]
+    return bytes([number << 3 | 2, *size]) + data
+
+
+def example_with(**features):
+    """A serialized tf.train.Example of serialized features."""
+    entries = [field(1, field(1, k.encode()), field(2, v)) for k, v in features.items()]
+    return field(1, *entries)
 
 
 def test_unpacked_lists_are_read_and_unknown_fields_are_skipped():
     # 5, then -1, then the packed list 150, 2.
-    ints = message(3, b"\x08\x05", b"\x08" + b"\xff" * 9 + b"\x01", message(1, b"\x96\x01\x02"))
-    floats = message(2, b"\x0d" + struct.pack("<f", 1.5), message(1, struct.pack("<2f", -2, 0.25)))
-    entries = [
-        message(1, message(1, name), message(2, value))
-        for name, value in ((b"a", ints), (b"b", floats), (b"c", b""))
-    ]
+    ints = field(3, b"\x08\x05", b"\x08" + b"\xff" * 9 + b"\x01", field(1, b"\x96\x01\x02"))
+    floats = field(2, b"\x0d" + struct.pack("<f", 1.5), field(1, struct.pack("<2f", -2, 0.25)))
     # Unknown fields of three wire types: a varint, eight bytes, bytes with a length.
-    unknown = b"\x48\x07" + b"\x51" + b"x" * 8 + message(9, b"ignored")
-    features = protobuf.features(message(1, *entries) + unknown)
-    assert protobuf.values(features["a"]).tolist() == [5, -1, 150, 2]
-    assert protobuf.values(features["b"]).tolist() == [1.5, -2, 0.25]
-    assert protobuf.values(features["c"]) is None
+    unknown = b"\x48\x07" + b"\x51" + b"x" * 8 + field(9, b"ignored")
+    record = example_with(a=ints, b=floats, c=b"") + unknown
+    a, b = tf_example(record, x="a", y="b")
+    assert a.tolist() == [5, -1, 150, 2] and b.tolist() == [1.5, -2, 0.25]
+    with pytest.raises(UserError, match="has no values of a feature 'c'"):
+        tf_example(record, x="a", y="c")
 
 
 def test_a_truncated_or_changed_example_raises_at_most_a_user_error(tf_folder):
@@ -116,12 +118,8 @@ def test_unsuitable_features_are_named(tf_folder, arguments, message):
 
 
 def test_the_value_that_does_not_fit_into_int32_is_named():
-    def feature(name, *numbers):
-        # Each number is a varint field of an Int64List.
-        values = b"".join(b"\x08" + protobuf.encoded(n % 2**64) for n in numbers)
-        return message(1, message(1, name), message(2, message(3, values)))
-
-    record = message(1, feature(b"x", 5, -(2**63)), feature(b"y", 1))
+    smallest = b"\x80" * 9 + b"\x01"  # -(2**63) as a varint
+    record = example_with(x=field(3, b"\x08\x05", b"\x08" + smallest), y=field(3, b"\x08\x01"))
     with pytest.raises(UserError, match="'x' has -9223372036854775808, which does not fit"):
         tf_example(record, x="x", y="y")
 
@@ -306,17 +304,7 @@ def test_the_index_of_a_file_is_made_from_the_lengths_of_its_records(tmp_path):
 
 def example_of(image):
     """A serialized tf.train.Example with the bytes of an image, and label 2."""
-
-    def field(number, data):
-        size = protobuf.encoded(len(data))
-        return bytes([number << 3 | 2]) + size + data
-
-    def entry(name, feature):
-        return field(1, field(1, name) + field(2, feature))
-
-    return field(
-        1, entry(b"image", field(1, field(1, image))) + entry(b"label", field(3, b"\x08\x02"))
-    )
+    return example_with(image=field(1, field(1, image)), label=field(3, b"\x08\x02"))
 
 
 def test_an_encoded_photograph_is_turned_upright():

@@ -74,7 +74,8 @@ def test_the_lines_of_a_jsonl_file_are_documents(folder, capsys):
     lines[30] = '{"body": 1}\n'
     (folder / "lines.jsonl").write_text("".join(lines))
     run("lines.jsonl", "--out", "again", "--field", "body", code=2)
-    assert "lines.jsonl: line 31: 'body' must be a text, got 1" in capsys.readouterr().err
+    found = "lines.jsonl: line 31: has no text under the key 'body', but {'body': 1}"
+    assert found in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ending", ["<|endoftext|>", "<|endoftext|>\n", "<|endoftext|>\n\n"])
@@ -127,11 +128,11 @@ def test_a_command_that_was_killed_continues_to_the_same_files(folder, monkeypat
     run("texts", "--out", "whole")
     written_parts, write = [], tokenize.write_part
 
-    def killed_after(job, **settings):
+    def killed_after(tokenizer, job):
         if len(written_parts) == after:
             raise Killed
-        written_parts.append(job[1])
-        write(job, **settings)
+        written_parts.append(job[0])
+        write(tokenizer, job)
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(tokenize, "write_part", killed_after)
@@ -139,43 +140,35 @@ def test_a_command_that_was_killed_continues_to_the_same_files(folder, monkeypat
     assert not (folder / "out" / "train.bin").exists()
     again = []
     monkeypatch.setattr(
-        tokenize, "write_part", lambda job, **s: again.append(job[1]) or write(job, **s)
+        tokenize, "write_part", lambda *both: again.append(both[1][0]) or write(*both)
     )
     run("texts", "--out", "out")
     assert not set(again) & set(written_parts) and len(again) + after > 10
     for file in ("train.bin", "val.bin", "tokens.json", "tokenizer.json"):
         assert (folder / "out" / file).read_bytes() == (folder / "whole" / file).read_bytes()
-    assert not (folder / "out" / "parts").exists()
+    assert not list((folder / "out").glob(".parts-*"))
 
 
 def test_what_a_killed_command_left_to_delete_is_not_used(folder, monkeypatch):
     """The kill comes when the parts are being deleted."""
     delete = tokenize.shutil.rmtree
 
-    def killed(path, ignore_errors=False):
-        if not ignore_errors:
-            (path / "plan.json").unlink()
-            raise Killed
-        delete(path, ignore_errors=True)
+    def killed(path):
+        (path / "3.npz").unlink()
+        (path / "tokenizer.json").unlink()
+        raise Killed
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(tokenize.shutil, "rmtree", killed)
         run("texts", "--out", "out", "--tokenizer", "characters")
-    run("texts", "--out", "out")
-    run("texts", "--out", "whole")
+    assert tokenize.shutil.rmtree is delete
+    run("texts", "--out", "whole", "--tokenizer", "characters")
+    run("texts", "--out", "out", "--tokenizer", "characters")
     for file in ("train.bin", "val.bin", "tokens.json", "tokenizer.json"):
         assert (folder / "out" / file).read_bytes() == (folder / "whole" / file).read_bytes()
     assert {path.name for path in (folder / "out").iterdir()} == {
         "train.bin", "val.bin", "tokens.json", "tokenizer.json"
     }  # fmt: skip
-
-
-def test_a_folder_named_parts_of_the_user_is_refused_and_kept(folder, capsys):
-    (folder / "out" / "parts").mkdir(parents=True)
-    (folder / "out" / "parts" / "notes.md").write_text("mine")
-    run("texts", "--out", "out", code=2)
-    assert "out/parts: holds files not written by this command" in capsys.readouterr().err
-    assert (folder / "out" / "parts" / "notes.md").read_text() == "mine"
 
 
 def test_sets_that_another_tokenizer_made_do_not_stay(folder):
@@ -188,46 +181,41 @@ def test_sets_that_another_tokenizer_made_do_not_stay(folder):
 def killed_after_one_part(monkeypatch, *words):
     write = tokenize.write_part
 
-    def killed(job, **settings):
-        if job[1] == 1:
+    def killed(tokenizer, job):
+        if job[0].name == "1.npz":
             raise Killed
-        write(job, **settings)
+        write(tokenizer, job)
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(tokenize, "write_part", killed)
         run(*words)
 
 
-def test_parts_of_another_preparation_are_refused(folder, monkeypatch, capsys):
-    killed_after_one_part(monkeypatch, "texts", "--out", "out")
-    run("texts", "--out", "out", "--val-size", "0.2", code=2)
-    assert "holds parts of another preparation" in capsys.readouterr().err
-    (folder / "texts" / "1.txt").write_text("changed")
+@pytest.mark.parametrize("change", ["an option", "a file"])
+def test_parts_of_another_preparation_are_not_used(folder, monkeypatch, change):
+    """They stay until a command has finished, so that the first one can still be continued."""
+    killed_after_one_part(monkeypatch, "texts", "--out", "out", "--tokenizer", "characters")
+    (kept,) = (folder / "out").glob(".parts-*")
+    words = ["--tokenizer", "bytes" if change == "an option" else "characters"]
+    if change == "a file":
+        (folder / "texts" / "1.txt").write_text("changed<|endoftext|>twice")
+    killed_after_one_part(monkeypatch, "texts", "--out", "out", *words)
+    assert kept.exists()
+    run("texts", "--out", "out", *words)
+    run("texts", "--out", "whole", *words)
+    for file in ("train.bin", "val.bin", "tokens.json", "tokenizer.json"):
+        assert (folder / "out" / file).read_bytes() == (folder / "whole" / file).read_bytes()
+    assert not list((folder / "out").glob(".parts-*"))
+
+
+def test_a_mistake_leaves_nothing_that_stops_the_corrected_command(folder):
+    (folder / "texts" / "bad.txt").write_bytes(b"\xff")
     run("texts", "--out", "out", code=2)
-
-
-def test_a_plan_of_which_nothing_is_done_is_replaced(folder, monkeypatch):
-    """Its tokenizer is trained again, too, as other options may change it."""
-    monkeypatch.setattr(tokenize, "in_processes", lambda *_: (_ for _ in ()).throw(Killed))
-    with pytest.raises(Killed):
-        run("texts", "--out", "out", "--tokenizer", "characters")
-    assert (folder / "out" / "parts" / "tokenizer.json").exists()
-    monkeypatch.undo()
-    monkeypatch.chdir(folder)
+    (folder / "texts" / "bad.txt").unlink()
     run("texts", "--out", "out")
-    assert json.loads((folder / "out" / "tokenizer.json").read_text())["type"] == "bytes"
-
-
-@pytest.mark.parametrize("words", [["--vocab-size", "3"], ["--vocab-size", "300"]])
-def test_a_mistake_leaves_nothing_so_that_the_corrected_command_works(folder, words):
-    pytest.importorskip("tokenizers", reason="optional")
-    empty = folder / "texts" / "empty.txt"
-    if words[1] == "300":
-        empty.touch()
-    run("texts", "--out", "out", "--tokenizer", "bpe", *words, code=2)
-    assert not list((folder / "out").iterdir())
-    empty.unlink(missing_ok=True)
-    run("texts", "--out", "out")
+    run("texts", "--out", "whole")
+    assert (folder / "out/train.bin").read_bytes() == (folder / "whole/train.bin").read_bytes()
+    assert not list((folder / "out").glob(".parts-*"))
 
 
 def test_a_folder_of_tokens_is_no_file_of_them(folder):
@@ -262,10 +250,7 @@ def test_prepared_tokens_are_not_read_as_text(folder, monkeypatch, capsys, name)
         (folder / "texts" / file).unlink()
     (folder / "texts" / "tokenizer.json").unlink()
     killed_after_one_part(monkeypatch, "texts/*.txt", "--out", "texts")
-    for path in (folder / "texts" / "parts").glob("*.bin"):
-        path.unlink()
-    with pytest.raises(UserError, match=r"parts/plan\.json: belongs to prepared tokens"):
-        text("texts", length=8)
+    assert text(name, length=8).sizes == text("texts/*.txt", length=8).sizes  # parts are hidden
 
 
 # Files of Windows.
@@ -282,7 +267,6 @@ def test_files_with_the_line_breaks_of_windows_have_the_same_tokens(folder, caps
     about = json.loads((folder / "unix" / "tokens.json").read_text())
     assert about["tokens"]["val"] == 9 * (len(lines[0]) + 1)
     assert len(parts_of("windows.txt", "\n\n")) == len(parts_of("unix.txt", "\n\n")) > 1
-    assert not capsys.readouterr().err
     for separator in ("\n\n", "\r\n\r\n"):
         data = text("windows.txt", length=8, separator=separator)
         expected = text("unix.txt", length=8, separator="\n\n")
@@ -292,9 +276,10 @@ def test_files_with_the_line_breaks_of_windows_have_the_same_tokens(folder, caps
 
 def test_a_separator_that_is_nowhere_in_the_text_is_logged(folder, capsys, caplog):
     run("texts", "--out", "out", "--separator", "%%")
-    assert "--separator: '%%' is not in the text" in capsys.readouterr().err
+    assert "texts: the separator '%%' divides no file" in caplog.text
+    caplog.clear()
     text("texts", length=8, separator="%%")
-    assert "texts: the separator '%%' is not in the text" in caplog.text
+    assert "texts: the separator '%%' divides no file" in caplog.text
     caplog.clear()
     text("texts", length=8, separator="<|endoftext|>")
     assert not caplog.text
@@ -310,21 +295,21 @@ def test_a_separator_that_is_nowhere_in_the_text_is_logged(folder, capsys, caplo
         (["texts", "--processes", "0"], "--processes: must be at least 1, got 0"),
         (
             ["texts", "--tokenizer", "byts"],
-            "--tokenizer: byts: no such file; name bytes, characters, bpe, or a file",
+            "--tokenizer: byts: no such file; name the tokenizer.json of a run",
         ),
         (
             ["tiny.txt"],
-            "tiny.txt: 4 characters are too few for the sets train, val: the val set is",
+            "tiny.txt: 4 characters are too few for the sets train, val; change",
         ),
         (["texts", "--tokenizer", "texts/0.txt"], "0.txt: is not a tokenizer"),
         (["bad.txt"], "bad.txt: byte 2 (0xff, in line 1) is not UTF-8"),
         (
             ["marked.txt"],
-            "marked.txt: is UTF-16, by its first bytes, ff fe; convert it",
+            "marked.txt: byte 3 (0x00, in line 1) is not UTF-8 text; convert the file",
         ),
         (
             ["wide.txt"],
-            "wide.txt: byte 1 (0x00, in line 1) is 0, which is in no text; convert",
+            "wide.txt: byte 1 (0x00, in line 1) is not UTF-8 text; convert the file",
         ),
     ],
 )

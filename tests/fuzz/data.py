@@ -14,7 +14,6 @@ import train
 from data_loader import cifar10, record_files
 from data_loader.base import loaded
 from data_loader.digits import draw
-from data_loader.protobuf import encoded
 from data_loader.records import numpy_record
 from inference import predict
 from tests.fuzz import texts
@@ -37,14 +36,15 @@ CONFIG = {
 }
 TF = {"name": "tf_example", "args": {"shape": [28, 28, 1]}}
 ENCODED = {"name": "tf_example", "args": {"image_size": [28, 28], "color": "gray"}}
+FEW_CLASSES = {"num_classes": 10, "workers": 0}
 SOURCES = {
     "idx": {"name": "mnist", "args": {"dir": "idx"}},
     "npz": {"name": "arrays", "args": {"train": "a.npz", "num_classes": 10}},
     "npy": {"name": "arrays", "args": {"train": "npy"}},
     "folder": {"name": "folder", "args": {"dir": "images", "image_size": [8, 8]}},
-    "tfrecord": {"name": "grain", "args": {"train": "a.tfrecord", "parse": TF, "workers": 0}},
-    "images": {"name": "grain", "args": {"train": "i.tfrecord", "parse": ENCODED, "workers": 0}},
-    "array_record": {"name": "grain", "args": {"train": "a.array_record", "workers": 0}},
+    "tfrecord": {"name": "grain", "args": FEW_CLASSES | {"train": "a.tfrecord", "parse": TF}},
+    "images": {"name": "grain", "args": FEW_CLASSES | {"train": "i.tfrecord", "parse": ENCODED}},
+    "array_record": {"name": "grain", "args": FEW_CLASSES | {"train": "a.array_record"}},
     "shard": {"name": "webdataset", "args": {"train": "a.tar", "num_classes": 10, "color": "gray"}},
     "cifar": {"name": "cifar10", "args": {"dir": "cifar"}},
     "tar": {"name": "cifar10", "args": {"dir": "tar"}},
@@ -73,6 +73,12 @@ def image(array, form):
     file = io.BytesIO()
     Image.fromarray(array[..., 0]).convert("RGB").save(file, form)
     return file.getvalue()
+
+
+def encoded(number):
+    """A number as a protocol buffer has it: seven bits per byte, the lowest first."""
+    low, rest = number & 127, number >> 7
+    return bytes([low | 128]) + encoded(rest) if rest else bytes([low])
 
 
 def field(number, data):

@@ -31,7 +31,8 @@ def replicas(tmp_path_factory):
     (folder / "config.json").write_text(json.dumps(config))
     code, _, printed = run(folder, "-c", "config.json")
     assert code == 0, printed
-    paths = sorted(folder.glob("saved/Small/*/checkpoint-epoch_1-replica_*.params"))
+    [path] = folder.glob("saved/Small/*/checkpoint-epoch_1.params")
+    paths = [path, path.with_name(f"{path.name}:1")]
     rows = (paths[0].parent / "metrics.jsonl").read_text().splitlines()
     [row] = [json.loads(line) for line in rows if "test_loss/1" in line]
     return paths, [row[f"test_loss/{r}"] for r in range(2)]

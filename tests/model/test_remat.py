@@ -9,7 +9,7 @@ from model.convnext import convnext
 from model.resnet import resnet
 from model.vit import vit
 from tests.model.compare import normal, quick_jit
-from training.programs import platform_options
+from training.engine import platform_options
 
 MODELS = {
     "convnext": (convnext, {"dims": (4, 6), "depths": (2, 1), "residual": True}),

@@ -409,7 +409,7 @@ def test_a_program_that_is_killed_continues_and_its_trials_are_normal_runs(whole
     process = start(tmp_path, "-c", "small.json", "grid.json", program="sweep.py")
     wait_for_line(process, "program_000 starts with 4 trials")
     folder = tmp_path / "saved/Small/grid"
-    wait_until(lambda: [*folder.glob("program_000/checkpoint-epoch_1-replica_0.params")])
+    wait_until(lambda: [*folder.glob("program_000/checkpoint-epoch_1.params")])
     process.kill()
     finished([process], code=-signal.SIGKILL)
     assert not any(trial.over for trial in read_sweep(folder).trials)

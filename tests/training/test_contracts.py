@@ -13,12 +13,12 @@ from model.base import Model
 from model.mlp import mlp
 from training import contracts
 from training.base import Objective, Optimizer
+from training.engine import first_state, first_weights
 from training.fit import fit, recipe_of
 from training.loss import cross_entropy
 from training.metrics import accuracy
 from training.objective import supervised
 from training.optimizers import adam, sgd
-from training.replicas import first_state, first_weights
 from training.update import gradient_update
 from utils import UserError
 

@@ -182,7 +182,7 @@ def test_a_config_names_a_base_and_the_result_is_evaluated_and_exported(
     assert code == 0, err
     last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
     assert json.loads(out)["metrics"]["test_loss"] == pytest.approx(last["test_loss"], rel=1e-6)
-    checkpoint = folder / "checkpoint-epoch_2-replica_1.params"
+    checkpoint = folder / "checkpoint-epoch_2.params:1"
     exported, loaded = load_to_export(None, checkpoint, trusted=False), load(checkpoint)
     assert named_leaves(loaded.params).keys() == {
         "hidden/0/weight", "hidden/0/bias", "head/weight", "head/bias",

@@ -16,19 +16,18 @@ from model.mlp import mlp
 from model.resnet import resnet
 from tests.training.report.saved_run import Page
 from training.base import tracked
+from training.checkpoint.divergence import Diverged
 from training.devices.options import MeshOptions
 from training.devices.sharding import Plan
+from training.engine import Replicas, Trainer
 from training.feed import Resident, make_feeds
 from training.fit import evaluate, fit, recipe_of
 from training.observers import EVENTS
 from training.optimizers import adam, sgd
 from training.options import LoaderOptions
-from training.replicas import Replicas
 from training.report.page import write_report
 from training.run import TIMES, Reader
-from training.runs.divergence import Diverged
 from training.schedules import linear
-from training.trainer import Trainer
 from training.update import gradient_update
 from training.watching.callbacks.early_stopping import early_stopping
 from training.watching.pictures import png
@@ -298,6 +297,21 @@ def test_the_length_of_a_loader_may_be_unknown():
             return ((X[i : i + 32], Y[i : i + 32]) for i in range(0, 288, 32))
 
     assert run(Unsized(), epochs=2).step == 18
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dataset", "batches", "loader"])
+def test_what_grain_makes_is_data(kind):
+    grain = pytest.importorskip("grain", reason="another library's loader")
+    pairs = list(zip(X, Y, strict=True))
+    data = grain.MapDataset.source(pairs)
+    if kind == "batches":
+        data = data.batch(32).to_iter_dataset()
+    if kind == "loader":
+        sampler, batches_of_32 = grain.samplers.SequentialSampler(300), grain.transforms.Batch(32)
+        data = grain.DataLoader(data_source=pairs, sampler=sampler, operations=[batches_of_32])
+    expected = run(shuffle=False, epochs=1)
+    assert_close(run(data, test=data, shuffle=False, epochs=1).params, expected.params)
 
 
 @pytest.mark.slow

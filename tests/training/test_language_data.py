@@ -21,12 +21,11 @@ from inference.load import load
 from training.base import tracked
 from training.checkpoint import storage
 from training.feed import drawn_batches
-from training.fit import fit
+from training.fit import fit, ignoring
 from training.loss import cross_entropy
 from training.metrics import bits_per_byte, perplexity
 from training.optimizers import adam, sgd
 from training.run import TIMES
-from training.runs.arguments import ignoring
 from utils import UserError
 from wiring.build import build
 

@@ -17,6 +17,7 @@ from model.base import Model
 from model.mlp import mlp
 from training.base import tracked
 from training.checkpoint import storage
+from training.engine import Trainer
 from training.fit import evaluate, fit, recipe_of
 from training.loss import cross_entropy
 from training.metrics import accuracy, perplexity
@@ -24,7 +25,6 @@ from training.objective import supervised
 from training.optimizers import adam, sgd
 from training.run import TIMES
 from training.schedules import linear
-from training.trainer import Trainer
 from training.watching.callbacks.early_stopping import early_stopping
 from utils import UserError
 

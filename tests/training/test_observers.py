@@ -309,10 +309,14 @@ def test_the_error_of_a_failing_observer_names_its_method_and_the_step():
         ({"metrics": {"mine": abs}}, r"metrics\['mine'\] must be tracked"),
         ({"on_steps": repr, "reports": "val_auc"}, "reports must be names as .*, got 'val_auc'"),
         ({"on_steps": repr, "reports": ("val_auc",)}, "'val_auc', and has no on_evaluated"),
-        *(
-            ({"on_steps": repr, "every": every}, "every: must be None or a dict such as")
-            for every in (3, {"steps": 0}, {"steps": 1.5}, {"epoch": 1}, {"seconds": -1})
+        (
+            {"on_steps": repr, "every": 3},
+            r"Mine\.every: must be an object or null, found 3; set",
         ),
+        ({"on_steps": repr, "every": {"steps": 0}}, r"every\.steps: must be at least 1, got 0"),
+        ({"on_steps": repr, "every": {"steps": 1.5}}, r"every\.steps: must be an integer, found 1"),
+        ({"on_steps": repr, "every": {"epoch": 1}}, "every.epoch: no such key; did you mean 'epoc"),
+        ({"on_steps": repr, "every": {"seconds": -1}}, r"every\.seconds: must be a finite number"),
     ],
 )
 def test_the_attributes_of_an_observer_are_checked(attributes, message):

@@ -11,17 +11,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 import utils
 from model.base import Model
 from training.devices.mesh import make_mesh, replicated, sharded
+from training.engine import Program, compile_step, loops_are_slow, quick
+from training.feed import over_batch, over_orders
 from training.fit import fit
 from training.loss import mse
 from training.optimizers import sgd
-from training.programs import (
-    Program,
-    compile_step,
-    loops_are_slow,
-    over_batch,
-    over_orders,
-    quick,
-)
 from utils import UserError
 
 MESH = make_mesh()

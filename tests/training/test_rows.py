@@ -152,10 +152,10 @@ def test_a_log_line_begins_again_and_its_single_steps_with_it():
     assert reader.arrays("train", sums.epoch)["train_all"].shape == (25,)
     again = TrainingSums(modes, like, 1, per_step=True)
     [tree] = sums.trees()
-    assert again.take(0, named_leaves(tree)) == (True, True)
+    assert again.take([named_leaves(tree)]) == (True, True)
     jax.tree.map(np.testing.assert_array_equal, again.trees(), sums.trees())
     without = TrainingSums({"epoch": modes["line"], "line": modes["line"]}, like, 1, per_step=True)
-    assert without.take(0, named_leaves(tree)) == (False, True)
+    assert without.take([named_leaves(tree)]) == (False, True)
 
 
 def test_a_mean_over_very_many_batches_keeps_its_digits():

@@ -8,7 +8,6 @@ import numpy as np
 import optax
 import pytest
 
-from ranges import NonNegative, Positive
 from training.base import Schedule
 from training.schedules import (
     constant,
@@ -22,6 +21,7 @@ from training.schedules import (
     warmup_cosine,
     warmup_linear,
 )
+from utils.forms import NonNegative, Positive
 
 LR = 0.3
 STEPS = np.arange(130)

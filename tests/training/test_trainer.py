@@ -11,9 +11,9 @@ from data_loader.loader import epoch_order
 from model.gpt import gpt
 from model.mlp import mlp
 from model.resnet import resnet
+from training.engine import Trainer
 from training.fit import fit, recipe_of
 from training.optimizers import adam
-from training.trainer import Trainer
 
 pytestmark = pytest.mark.gpu
 
@@ -56,7 +56,7 @@ def test_a_restored_snapshot_continues_to_the_same_bits(replicas):
     states = jax.device_get(trainer.snapshot())
     trainer.train(2)
     after = jax.device_get(trainer.replica_states())
-    trainer.restore(states)
+    trainer.restore(states, trainer.seeds)
     trainer.begin(1, start=2)
     trainer.train(2)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(trainer.replica_states()), after)
@@ -89,7 +89,7 @@ def test_the_seed_and_the_rate_of_restored_states_count():
     trainer = Trainer(recipe_of(MODEL, **SETTINGS), SETS)
     trainer.start()
     [ts] = jax.device_get(trainer.snapshot())
-    trainer.restore([ts._replace(seed=np.uint32(7), lr_scale=np.float32(0.5))])
+    trainer.restore([ts._replace(lr_scale=np.float32(0.5))], [7])
     rows, _ = epoch_order(70, 16, seed=7, epoch=1, shuffle=True)
     [((x, _), _)] = trainer.feed.batch(1, 2)
     np.testing.assert_array_equal(x, X[rows[2]].astype(np.float32))

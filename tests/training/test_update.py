@@ -20,12 +20,12 @@ from training.optimizers import adam, sgd
 from training.rows import GOOD, Sums
 from training.run import Reader
 from training.update import (
-    accepting,
     bad_leaf_name,
     first_not_finite,
     gradient,
     gradient_update,
     made_floats,
+    with_refusal,
 )
 
 pytestmark = pytest.mark.gpu
@@ -56,7 +56,7 @@ def random_batch(seed, rows=6):
 def run(update, batches, valid=None, halts=False, ts=None, measured=MEASURED):
     """(the state after a step on each batch, the rows of the steps)"""
     ts, rows = ts or first_state(update), []
-    step = jax.jit(accepting(update.step, measured, halts=halts))
+    step = jax.jit(with_refusal(update.step, measured, halts=halts))
     for batch in batches:
         ts, row = step(ts, batch, len(batch[1]) if valid is None else valid)
         rows.append(row)
@@ -203,7 +203,7 @@ def test_counting_tokens_ahead_of_microbatches_does_not_run_the_model_twice():
     for loss in (partial(cross_entropy, ignore_label=-1), cross_entropy):
         objective = supervised(model, loss, {}, (), ())
         update = gradient_update(objective, sgd(lr=0.1), accumulate=2)
-        step = jax.jit(accepting(update.step, LOSS)).lower(first_state(update), batch, 6)
+        step = jax.jit(with_refusal(update.step, LOSS)).lower(first_state(update), batch, 6)
         text = step.compile().as_text()
         seen.append((text.count(" dot("), text.count(" while(")))
     (with_counts, counting_loops), (without, loops) = seen
@@ -282,7 +282,7 @@ def fragile_steps(update, batches, valid=6, halts=False):
     """(the state after these batches, the rows of the steps)"""
     ts, rows = fragile_state(update), []
     for batch in batches:
-        ts, row = jax.jit(accepting(update.step, LOSS, halts=halts))(ts, batch, valid)
+        ts, row = jax.jit(with_refusal(update.step, LOSS, halts=halts))(ts, batch, valid)
         rows.append(row)
     return ts, jax.tree.map(lambda *a: jnp.stack(a), *rows)
 
@@ -327,7 +327,7 @@ def test_an_infinite_loss_in_a_masked_row_breaks_nothing():
 def test_large_gradients_whose_sum_overflows_are_finite():
     ts = fragile_state(gradient_update(fragile, sgd(lr=0.01)))
     grads = {"a": jnp.full(9, 3e38), "b": jnp.full(9, 3e38), "c": jnp.full(9999, -3e38)}
-    step = accepting(lambda *_: StepResult(ts, grads, jnp.full(6, 3e38), {}), LOSS)
+    step = with_refusal(lambda *_: StepResult(ts, grads, jnp.full(6, 3e38), {}), LOSS)
     assert not hits(*jax.jit(step)(ts, repeated(SOUND), 6))
 
 
@@ -338,7 +338,7 @@ def test_params_that_overflow_are_named():
     ts = fragile_state(update)
     params, ema = ts.params | {"slope": jnp.float32(-3e38)}, ts.ema | {"slope": jnp.float32(3e38)}
     ts = ts._replace(params=params, ema=ema)
-    ts, _ = jax.jit(accepting(update.step, LOSS))(ts, repeated(SOUND), 6)
+    ts, _ = jax.jit(with_refusal(update.step, LOSS))(ts, repeated(SOUND), 6)
     assert leaf_not_finite(ts) == "ema/slope"
 
 
@@ -357,7 +357,7 @@ def test_vmapped_replicas_halt_independently(halts):
     broken = [repeated(row) for row in (SOUND, *BREAKS.values())]
     count = len(broken)
     batches = [[repeated(SOUND)] * count, broken, [repeated(SOUND)] * count]
-    singles, step = [fragile_state(update)] * count, accepting(update.step, LOSS, halts=halts)
+    singles, step = [fragile_state(update)] * count, with_refusal(update.step, LOSS, halts=halts)
     both = jax.tree.map(lambda *a: jnp.stack(a), *singles)
     bad = []
     for batch in batches:
@@ -376,7 +376,7 @@ def test_a_gradient_whose_tree_is_not_that_of_the_params_is_named_by_its_number(
     update = gradient_update(fragile, adam(lr=0.01))
     ts, ones = fragile_state(update), jnp.ones(6)
     grads = [jnp.ones((), jnp.int32), jnp.ones(2), jnp.array([1, jnp.inf])]
-    step = accepting(lambda ts, batch, valid: StepResult(ts, grads, ones, {}), LOSS)
+    step = with_refusal(lambda ts, batch, valid: StepResult(ts, grads, ones, {}), LOSS)
     # Only floats are counted.
     assert hits(*step(ts, repeated(SOUND), 6)) == {0: "a gradient (leaf 1)"}
 
@@ -391,7 +391,7 @@ def test_an_optimizer_state_may_hold_counters_random_keys_and_other_float_types(
     @jax.jit
     def step(ts, opt, losses):
         result = StepResult(ts._replace(opt=opt), ts.params, losses, {})
-        return accepting(lambda *_: result, LOSS)(ts, repeated(SOUND), 6)[0]
+        return with_refusal(lambda *_: result, LOSS)(ts, repeated(SOUND), 6)[0]
 
     doubled = {name: 2 * leaf for name, leaf in floats.items()}
     new = {"a": jnp.int32(6), "b": jax.random.key(2)} | doubled
@@ -411,7 +411,7 @@ def test_a_bad_step_keeps_the_running_statistics():
     update = gradient_update(objective_of(model), adam(lr=0.01))
     rng = np.random.default_rng(0)
     batch = rng.normal(size=(6, 8, 8, 1)).astype(np.float32), rng.integers(0, 3, 6).astype(np.int32)
-    ts, step = first_state(update, model=model), jax.jit(accepting(update.step, MEASURED))
+    ts, step = first_state(update, model=model), jax.jit(with_refusal(update.step, MEASURED))
     bad, row = step(ts, (batch[0] * np.float32(np.nan), batch[1]), 6)
     assert hits(bad, row) == {0: "the loss"}
     assert_same(bad.state, ts.state)
@@ -463,7 +463,7 @@ def test_averaged_params_follow_their_formula():
 def test_lr_scale_multiplies_the_update():
     objective = objective_of()
     update = gradient_update(objective, adam(lr=0.01))
-    batch, step = random_batch(0), accepting(update.step, MEASURED)
+    batch, step = random_batch(0), with_refusal(update.step, MEASURED)
     ts = first_state(update)
     whole = step(ts, batch, 6)[0].params
     half = step(ts._replace(lr_scale=jnp.float32(0.5)), batch, 6)[0].params
@@ -479,7 +479,7 @@ def test_randomness_depends_only_on_seed_and_step():
     ts = first_state(update, model=model)
 
     def loss(ts):
-        return accepting(update.step, LOSS)(ts, batch, 6)[1]["values"]["loss"]
+        return with_refusal(update.step, LOSS)(ts, batch, 6)[1]["values"]["loss"]
 
     assert loss(ts) == loss(ts)
     assert loss(ts) != loss(ts._replace(step=jnp.int32(1)))
@@ -491,7 +491,8 @@ def test_the_whole_update_can_be_vmapped():
     objective = objective_of()
     update = gradient_update(objective, adam(lr=0.01), ema=0.9)
     batches = [random_batch(0), random_batch(1)]
-    states, step = [first_state(update, seed) for seed in (0, 1)], accepting(update.step, MEASURED)
+    states = [first_state(update, seed) for seed in (0, 1)]
+    step = with_refusal(update.step, MEASURED)
     stacked = jax.tree.map(lambda *a: jnp.stack(a), *states)
     both = jax.vmap(step, (0, 0, None))(stacked, jax.tree.map(lambda *a: np.stack(a), *batches), 6)
     for r in (0, 1):

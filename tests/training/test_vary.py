@@ -10,8 +10,8 @@ import pytest
 from data_loader.base import Arrays
 from tests.processes import run
 from training.devices.sharding import Plan
+from training.engine import Trainer
 from training.recipe import compose
-from training.trainer import Trainer
 from utils import UserError, named_leaves
 from wiring.build import build
 from wiring.config import override
@@ -158,7 +158,7 @@ def test_a_config_without_numbers_of_a_replica_is_refused(vary, message):
         ({"optimizer.1.args.exclude": ["a", "b"]}, "exclude: must be a list of numbers, found"),
         ({"optimizer.args.lr": [1, 2]}, "vary.optimizer.args.lr: no part of this config takes"),
         ({"loader.batch_size": [1, 2]}, "vary.loader.batch_size: only numbers of model, loss, "),
-        ({"seed": [1, -2]}, "training.vary.seed: must be integers from 0"),
+        ({"seed": [1, -2]}, "training.vary.seed.1: must be an integer from 0"),
     ],
 )
 def test_mistakes_are_named(vary, message):
@@ -168,7 +168,7 @@ def test_mistakes_are_named(vary, message):
 
 
 def test_a_number_on_which_python_decides_is_refused():
-    from training.runs.start import checked_recipe
+    from training.commands.start import checked_recipe
 
     config = changed(vary={"optimizer.1.args.momentum": [0, 0.9]})
     config = override(config, 'optimizer.1={"name": "sgd", "args": {"lr": 0.1}}')

@@ -14,11 +14,11 @@ import optax
 import pytest
 
 from model.mlp import mlp
-from ranges import Misfit, form
+from training.commands.start import checked_recipe
 from training.kinds import KINDS, requirement
 from training.objective import inputs
-from training.runs.start import checked_recipe
 from utils import BAD_INPUT, UserError, first_line, run_command, where_and_why
+from utils.forms import Misfit, form
 from wiring.build import build
 from wiring.config import override
 
@@ -125,14 +125,14 @@ def changed(config, *overrides):
         ("metrics=accuracy", 'c: metrics: must be a list or an object, found "accuracy"'),
         (
             'metrics=["accuracy", "accuracy"]',
-            "c: metrics.1: 'accuracy' is in the list twice; give labels",
+            "c: metrics.1: the name 'accuracy' is taken, or has a '/', or is empty; give ",
         ),
         ('metrics={"top1": null}', "c: metrics.top1: must be a name or"),
         (
             'metrics={"loss": "accuracy"}',
-            "c: metrics.loss: the label 'loss' is empty, reserved or has a '/'; give another",
+            "c: metrics.loss: the name 'loss' is taken, or has a '/', or is empty; give ",
         ),
-        ('metrics={"": "accuracy"}', "c: metrics.: the label '' is empty"),
+        ('metrics={"": "accuracy"}', "c: metrics.: the name '' is taken"),
         (
             'optimizer=[{"name": "clip_by_value", "args": {"limit": 1}}]',
             "c: optimizer: takes no step, as it only changes gradients; end a chain",
@@ -174,7 +174,7 @@ def changed(config, *overrides):
 )
 def test_the_message_names_the_place_of_a_mistake(valid, change, message):
     with pytest.raises(UserError) as raised:
-        build(changed(valid, change), "c")
+        checked_recipe(build(changed(valid, change), "c"))
     assert str(raised.value).startswith(message)
     assert "\nc: " not in str(raised.value)  # only one problem is reported
 

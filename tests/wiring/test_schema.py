@@ -12,11 +12,11 @@ import pytest
 
 import model.mlp
 from model.base import Model
-from ranges import Range
 from training.optimizers import adamw
 from training.options import CheckpointOptions
 from training.preprocess import normalize
 from utils import UserError
+from utils.forms import Range
 from wiring import schema
 from wiring.build import build
 from wiring.config import override

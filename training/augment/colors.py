@@ -6,9 +6,9 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from ranges import NonNegative, Range, checked
 from training.augment.geometry import image_shape
 from training.base import Augmented
+from utils.forms import NonNegative, Range, checked
 
 Turn = Annotated[float, Range("at least 0 and at most 0.5", minimum=0, maximum=0.5)]
 

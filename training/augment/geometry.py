@@ -11,7 +11,9 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from ranges import (
+from training.base import Augmented
+from training.objective import is_image
+from utils.forms import (
     Count,
     NonNegative,
     Positive,
@@ -22,8 +24,6 @@ from ranges import (
     is_traced,
     require,
 )
-from training.base import Augmented
-from training.objective import is_image
 
 Slant = Annotated[float, Range("at least 0 and below 90 degrees", minimum=0, exclusiveMaximum=90)]
 

@@ -7,7 +7,6 @@ from typing import Annotated, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ranges import Count, Range, checked
 from training.augment.colors import (
     adjust_brightness,
     adjust_contrast,
@@ -22,6 +21,7 @@ from training.augment.colors import (
 )
 from training.augment.geometry import nearest, of_target
 from training.base import Augmented
+from utils.forms import Count, Range, checked
 
 BINS = 30  # strengths are 0 to 30
 Strength = Annotated[int, Range("at least 0 and at most 30", minimum=0, maximum=BINS)]

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from model.base import Model
-from ranges import Positive, Share, checked
 from training.base import Objective, Weighted, is_weighted
 from training.checkpoint.pretrained import OPTION, digest_of, pretrained_from
 from training.loss import averaged, counted, target_and_weight
@@ -20,6 +19,7 @@ from training.objective import (
 )
 from training.options import PretrainedOptions
 from utils import UserError
+from utils.forms import Positive, Share, checked
 
 
 @checked

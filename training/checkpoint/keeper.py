@@ -15,14 +15,14 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from file_io import atomic_write, parse_json, read_file, to_disk
 from training.base import key_data, without_frozen
 from training.checkpoint import storage
 from training.checkpoint.record import FORMAT
-from training.checkpoint.trees import weights_of
+from training.checkpoint.trees import saved_part, weights_of
 from training.processes import from_first, is_first, several, together
 from training.run import NOT_VALUES
 from utils import RunError
+from utils.files import atomic_write, parse_json, read_file, to_disk
 
 logger = logging.getLogger("main")
 
@@ -74,7 +74,7 @@ class Best:
     """The best checkpoint of a run by checkpoint.monitor."""
 
     name: str
-    path: Path  # its file; of several replicas, that of the first one
+    path: Path
     epoch: int
     step: int
     monitor: str
@@ -99,15 +99,15 @@ class Keeper:
     by `monitor`.
 
     `record` becomes part of each checkpoint's record: config, facts, data. `probe(params, state,
-    replica)` returns arrays that detect changes in model/.
+    replica)` returns arrays that detect changes in model/. A run that is resumed begins with the
+    Checkpoint `resumed`.
     """
 
-    def __init__(self, folder, options, record=None, probe=None):
+    def __init__(self, folder, options, record=None, probe=None, resumed=None):
         self.folder, self.options, self.probe = Path(folder), options, probe
         self.record = {"config": {}, "facts": {}, "data": {}} | (record or {})
         self.kept = self.before = Kept()  # now, and before the write in progress
         self.held = set()  # names of checkpoints that an evaluator protects from deletion
-        self.latest_name = ""  # of the latest checkpoint
         self.undeleted = []  # files that could not be deleted
         self.saved = None, False  # (step, position) of the latest checkpoint; whether it is whole
         self.latest = None  # what it was written from: (snapshot, record, name, probes)
@@ -122,21 +122,14 @@ class Keeper:
             "seconds": options.every_seconds,
         }
         self.every = {key: number for key, number in every.items() if number}
+        if resumed:
+            self.continue_from(resumed)
 
-    @property
-    def memory(self):
-        return {"checkpoint": self.latest_name}
-
-    @memory.setter
-    def memory(self, stored):
-        """The run continues from a checkpoint; it and the older ones count as kept."""
-        self.latest_name = stored["checkpoint"]
-        records = storage.records(self.folder)
+    def continue_from(self, checkpoint):
+        """The run continues from a Checkpoint; it and the older ones count as kept."""
+        record, records = checkpoint.record, storage.records(self.folder)
         names = list(records)
-        if self.latest_name not in records:  # its file was renamed
-            self.latest_name = names[-1]
-        older = names[: names.index(self.latest_name) + 1]
-        record = records[self.latest_name]
+        older = names[: names.index(checkpoint.name) + 1]
         self.kept = kept_so_far({n: records[n] for n in older}, record["regular"], self.options)
         self.saved = (record["step"], record["position"]), record["whole"]
 
@@ -177,13 +170,12 @@ class Keeper:
         there = at == (run.step, run.position) and (complete or run.finished or not whole)
         if there and not resumed_here:
             return
-        self.latest_name = name
         self.latest = None  # its memory is free for the next copy
         snapshot = take()
         probes = None
         if several() and self.probe is not None:
             # All processes compute it together, so it must not come between the steps of training.
-            probes = [self.probe(*ts.evaluated(), r) for r, ts in enumerate(snapshot.states)]
+            probes = self.probed(snapshot.states)
         self.saved = (run.step, run.position), whole
         logs = [self.folder / log for log in LOGS]
         lengths = {path.name: path.stat().st_size for path in logs if path.exists()}
@@ -236,36 +228,38 @@ class Keeper:
         self.thread = Thread(target=attempt, name="checkpoint", daemon=True)
         self.thread.start()
 
+    def probed(self, states):
+        """The arrays of the probe of each TrainState."""
+        return [self.probe(*ts.evaluated(), number) for number, ts in enumerate(states)]
+
     def write(self, snapshot, record, name, retired, probes):
-        """Write the files of a checkpoint, one for each replica; runs in the background."""
+        """Write a checkpoint; runs in the background."""
         for log in record["lengths"] if is_first() else ():
             # The logs on the disk must be at least as long as the record says.
             to_disk(self.folder / log)
-        states = snapshot.states
-        sums = snapshot.sums or [None] * len(states)
-        paths = storage.places(self.folder, name, len(states), self.suffix)
-        # The file of replica 0 comes last: where it exists, all of them were written.
-        for replica, (path, ts) in reversed([*enumerate(zip(paths, states, strict=True))]):
-            # Orbax writes arrays that are spread over several hosts; for a safetensors file they
-            # are copied to this one.
-            if self.suffix != storage.SUFFIXES["orbax"]:
-                ts = jax.device_get(jax.tree.map(key_data, ts))
-            tree = as_saved(ts, record["whole"], sums[replica])
-            if self.probe is not None:
-                tree |= probes[replica] if probes else self.probe(*ts.evaluated(), replica)
-            own = {"seed": int(ts.seed), "replica": replica, "replicas": len(paths)}
-            storage.save(path, tree, {**self.record, **record, **own, "format": FORMAT})
-        logger.info("Saved %s", ", ".join(map(str, paths)))
+        path, states = self.folder / f"{name}{self.suffix}", snapshot.states
+        # Orbax writes arrays that are spread over several hosts; for a safetensors file they are
+        # copied to this one.
+        if self.suffix != storage.SUFFIXES["orbax"]:
+            states = jax.device_get(jax.tree.map(key_data, states))
+        if self.probe is not None:
+            probes = probes or self.probed(states)
+        nothing = [{}] * len(states)
+        parts = zip(states, snapshot.sums or nothing, probes or nothing, strict=True)
+        trees = [as_saved(ts, record["whole"], sums) | probe for ts, sums, probe in parts]
+        tree = trees if len(trees) > 1 else trees[0]
+        storage.save(path, tree, {**self.record, **record, "format": FORMAT})
+        logger.info("Saved %s", path)
         if not is_first():
             return
         # Checkpoints that an evaluator protects are deleted when it no longer does.
         retired = (retired | self.held) - self.kept.names()
         self.held = protected(self.folder, retired)
-        present = storage.all_files(self.folder)
-        old = {path for gone in retired - self.held for path in present.get(gone, [])}
         # A checkpoint of the same name in another format is replaced.
-        old |= {*present.get(name, []), *self.undeleted}
-        self.undeleted = [path for path in old - set(paths) if not delete(path)]
+        gone = {name, *(retired - self.held)}
+        old = {self.folder / f"{n}{suffix}" for n in gone for suffix in storage.SUFFIXES.values()}
+        old = {*old, *self.undeleted} - {path}
+        self.undeleted = [path for path in old if not delete(path)]
 
     def join(self):
         """Wait until no write is in progress."""
@@ -344,20 +338,18 @@ class Keeper:
         return self.file(self.kept.regular[-1]) if self.kept.regular else None
 
     def file(self, name):
-        """The first file of a checkpoint, for messages."""
-        return next(iter(storage.files(self.folder, name)), self.folder / name)
+        """The file of a checkpoint, for messages."""
+        return storage.file_of(self.folder, name)
 
 
 def as_saved(ts, whole, sums):
     """The tree that a checkpoint holds: the optimizer's state, and the sums of an epoch in
     progress, only if it is `whole`. Frozen weights are left out; a resumed run reads them again
-    from their source."""
+    from their source. The seed is in the record."""
     ts = ts._replace(state=without_frozen(ts.state))
     if not whole:
         return {"params": ts.params, "state": ts.state, "ema": ts.ema}
-    tree = ts._asdict()
-    del tree["halted"]
-    return tree if sums is None else tree | {"sums": sums}
+    return saved_part(ts) | ({"sums": sums} if sums else {})
 
 
 def delete(path):

@@ -24,8 +24,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from file_io import parse_json, read_file, to_disk
 from utils import Damaged, RunError, UserError, check_memory, first_line, format_bytes
+from utils.files import parse_json, read_file, to_disk
 
 ARRAYS, NOTE, SUMS = "arrays", "rawtree.json", "SHA256SUMS"
 LARGE = 2**12  # with several processes, an array with more elements than this is read in parts

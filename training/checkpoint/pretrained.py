@@ -10,8 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from data_loader.loader import first_inputs
-from file_io import read_json
-from ranges import local_path
 from training.base import (
     FROZEN,
     TrainState,
@@ -26,6 +24,8 @@ from training.checkpoint.probe import check_meaning, probe_of
 from training.checkpoint.rules import converted, read_rules, rule_file
 from training.objective import preprocessed
 from utils import UserError, map_named, match_rules, named_leaves
+from utils.files import read_json
+from utils.forms import local_path
 
 # Top-level names in a checkpoint that belong to the run, not to the model.
 RUN_NAMES = {*TrainState._fields, "sums", "probe"} - {"params", "state", "ema"}
@@ -255,7 +255,7 @@ def load_weights(path):
     if path.is_dir() and path.suffix != storage.SUFFIXES["orbax"]:
         path = weights_in(path)
     if not path.name.endswith(INDEX):
-        return storage.load(path)
+        return storage.load_one(path)
     names = read_json(path).get("weight_map")
     files = set(names.values()) if isinstance(names, dict) else {None}
     if not all(
@@ -275,7 +275,7 @@ def load_weights(path):
 def weights_in(folder):
     """The file of the weights in a folder as HuggingFace's libraries write it."""
     if present := storage.checkpoints(folder):
-        file = list(present.values())[-1][0]
+        file = list(present.values())[-1]
         raise UserError(
             f"{folder}: is a run's folder; name one of its checkpoints, such as the newest, {file}"
         )

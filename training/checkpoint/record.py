@@ -6,10 +6,10 @@ from hashlib import sha256
 from types import UnionType
 from typing import Annotated, Literal, TypedDict, get_args, get_origin, get_type_hints
 
-from ranges import CountOrZero, Misfit, NonNegative, at_least, form
 from utils import Damaged, UserError
+from utils.forms import CountOrZero, Misfit, NonNegative, at_least, at_most, form
 
-FORMAT = 3
+FORMAT = 4
 Natural = Annotated[int, at_least(0)]
 # A metric may be NaN or infinite; null is what earlier lines of JSON have for it.
 Metrics = dict[str, float | None]
@@ -25,8 +25,7 @@ class Record(TypedDict):
     epoch: CountOrZero  # the epoch in progress, or the last one
     position: CountOrZero  # batches taken of the epoch in progress
     lined: CountOrZero  # the position of the last log line
-    replica: Natural
-    replicas: Natural
+    seeds: tuple[Annotated[int, at_least(0), at_most(2**32 - 1)], ...]  # one for each replica
     config: dict
     facts: dict[str, float | tuple[CountOrZero, ...] | dict[str, tuple[str, ...]] | None]
     data: dict[str, str]  # {set: fingerprint}
@@ -41,7 +40,7 @@ class Record(TypedDict):
     seconds: NonNegative  # of the whole run
     # what is left to do at this step: whether to evaluate, and which kind of checkpoint to write
     todo: tuple[bool, Literal["best", "last", "whole"] | None]
-    open: Literal["steps", "epoch"] | None  # where that is to be done
+    open: Literal["steps", "epoch", "evaluation"] | None  # where that is to be done
     lengths: dict[str, Natural]  # {log: its bytes}
     memories: dict  # {observer: what it remembers}
     lr_scales: dict[str, NonNegative]  # {observer: its factor of all updates}
@@ -82,10 +81,10 @@ def check_record(path, record):
     check_keys(path, record, KINDS)
     epoch, position = record["epoch"], record["position"]
     in_order = record["lined"] <= position <= record["step"]
-    if not in_order or (position and not epoch) or record["replica"] >= record["replicas"]:
+    if not in_order or (position and not epoch) or not record["seeds"]:
         raise Damaged(
-            f"{path}: is not a checkpoint of a run: its epoch, position, line or replica "
-            "contradict each other"
+            f"{path}: is not a checkpoint of a run: its epoch, position or line contradict each "
+            "other, or it has no seed"
         )
     return record
 

@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from file_io import read_json
-from ranges import local_path
 from training.checkpoint import trees
 from utils import UserError
+from utils.files import read_json
+from utils.forms import local_path
 
 FOLDER = Path(__file__).with_name("rule_files")
 STAND_INS = {

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 import ml_dtypes
 import numpy as np
 
-from file_io import atomic_file, open_file, parse_json
 from utils import Damaged, UserError, check_memory, cut, format_bytes
+from utils.files import atomic_file, open_file, parse_json
 
 TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 TYPES |= {"I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "BOOL": np.bool_}

@@ -1,10 +1,8 @@
 """The checkpoints in the folder of a run: their names, reading and writing them in either format,
 and finding the one that is named, the newest, or the best.
 
-A checkpoint is a tree of arrays and a JSON record, in the format given by the suffix. With several
-replicas, a checkpoint `checkpoint-epoch_3` has one file or folder per replica,
-`checkpoint-epoch_3-replica_0.params` and so on. That of replica 0 is written last: without it, the
-process was killed before the checkpoint was complete.
+A checkpoint is a tree of arrays and a JSON record, in a file or a folder, by its format. Of several
+replicas, the names of the arrays begin with a number, `0/params/...`.
 """
 
 import importlib.util
@@ -15,34 +13,32 @@ from typing import NamedTuple
 
 import jax
 
-from file_io import remove
-from ranges import local_path
 from training.base import key_data
 from training.checkpoint import orbax_folder, safetensor_file
 from training.checkpoint.record import check_record
 from training.processes import from_first, is_first
+from training.rows import below
 from utils import Damaged, UserError, echo, named_leaves, quoted
+from utils.files import remove
+from utils.forms import local_path
 
 SUFFIXES = {"safetensors": ".params", "orbax": ".orbax"}  # {format: suffix of its checkpoints}
 # A hidden former folder is read if the process was killed while it replaced it (orbax_folder).
 FILE = re.compile(r"(checkpoint-.+)\.(params|orbax)|\.(checkpoint-.+\.orbax)\.former")
+# How to name one of several replicas in a checkpoint, as `checkpoint-epoch_3.params:1`.
+ONE = re.compile(r"(.+\.(?:params|orbax)):(\d+)")
 # What a process leaves that is killed while it writes a file or a folder. The evaluator's file is
 # written by another process, which may be running.
 LEFTOVER = re.compile(r"\.checkpoint-.*\.tmp|\.(?!evaluator\.json).+\.\d+\.tmp")
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint in memory: the file, arrays and record of each replica."""
+    """A checkpoint in memory."""
 
     name: str
-    paths: list
-    arrays: list
-    records: list
-
-    @property
-    def record(self):
-        """The record of the first replica, for the entries that all replicas share."""
-        return self.records[0]
+    path: Path
+    arrays: list  # {name: array} of each replica
+    record: dict
 
     @property
     def completed(self):
@@ -67,6 +63,21 @@ def load(path, verified=False):
     """({name: array}, record) of a checkpoint, checked against its digest unless that was done
     (`verified`). The record of a safetensors file from another program is empty."""
     return format_of(path).read(path, verified)
+
+
+def load_one(path):
+    """({name: array}, record) of the first replica in a checkpoint, or of the one of this number:
+    `checkpoint-epoch_3.params:1`. The record says which it is, as "replica"; that of another
+    program's file is empty."""
+    one = ONE.fullmatch(str(path))
+    file, number = (Path(one[1]), int(one[2])) if one else (path, 0)
+    arrays, record = load(file)
+    if not record:
+        return arrays, record
+    own = below(arrays, str(number))
+    if one and not own:
+        raise UserError(f"{file}: holds no replica {number}")
+    return own or arrays, record | {"replica": number}
 
 
 def record_of(path):
@@ -98,51 +109,33 @@ def check_format(name, processes=None):
 # Names.
 
 
-def name_of(path):
-    """The name of the checkpoint to which a file belongs."""
-    return Path(path).stem.split("-replica_")[0]
+def files(folder):
+    """{name: its file} of all checkpoints. A process that was killed after a change of format may
+    have left one in both formats; then either file serves."""
+    matches = [FILE.fullmatch(path.name) for path in sorted(Path(folder).glob("*checkpoint-*"))]
+    paths = [Path(folder) / (match[3] or match[0]) for match in matches if match]
+    return {path.stem: path for path in paths}
 
 
-def places(folder, name, replicas, suffix):
-    """The path of each replica's file of a checkpoint."""
-    ends = [f"-replica_{r}" for r in range(replicas)] if replicas > 1 else [""]
-    return [Path(folder) / f"{name}{end}{suffix}" for end in ends]
-
-
-def all_files(folder):
-    """{name: its existing files} of all checkpoints, also of those that are not complete."""
-    found = {}
-    for path in sorted(Path(folder).glob("*checkpoint-*")):
-        if match := FILE.fullmatch(path.name):
-            file = path.with_name(match[3]) if match[3] else path
-            found.setdefault(name_of(file), {})[file] = True
-    return {name: sorted(files) for name, files in found.items()}
-
-
-def files(folder, name):
-    """The existing files of a checkpoint."""
-    return all_files(folder).get(name, [])
+def file_of(folder, name):
+    """The file of a checkpoint, or the path where it was if it is not there."""
+    return files(folder).get(name, Path(folder) / name)
 
 
 def checkpoints(folder):
-    """{name: its files} of the checkpoints that were completed, oldest first: in the order of their
-    steps, where the end of an epoch comes last. One with an unreadable record counts as newest."""
+    """{name: its file} of the checkpoints, oldest first: in the order of their steps, where the end
+    of an epoch comes last. One with an unreadable record counts as newest."""
 
     def age(item):
-        record = record_of(item[1][0])
+        record = record_of(item[1])
         return (record["step"], record["position"] == 0) if record else (float("inf"), False)
 
-    complete = [
-        (name, paths)
-        for name, paths in all_files(folder).items()
-        if paths[0].stem in (name, f"{name}-replica_0")
-    ]
-    return dict(sorted(complete, key=age))
+    return dict(sorted(files(folder).items(), key=age))
 
 
 def records(folder):
     """{name: record} of the checkpoints whose record can be read, oldest first; not verified."""
-    record_by_name = {name: record_of(paths[0]) for name, paths in checkpoints(folder).items()}
+    record_by_name = {name: record_of(path) for name, path in checkpoints(folder).items()}
     return {name: record for name, record in record_by_name.items() if record}
 
 
@@ -157,32 +150,25 @@ def remove_leftovers(folder):
         remove(path)
 
 
-# Reading whole checkpoints.
+# Reading a checkpoint of this run.
 
 
 def read(folder, name, whole=False, verified=False):
-    """Read all files of a checkpoint; `whole` requires everything that resuming a run needs."""
-    paths = files(folder, name)
-    if not paths:
+    """Read a checkpoint; `whole` requires everything that resuming a run needs."""
+    path = files(folder).get(name)
+    if not path:
         present = ", ".join(checkpoints(folder)) or "none"
         raise Damaged(f"{folder}: has no {name}; it has {present}")
-    replicas = [(path, *load(path, verified)) for path in paths]
-    for path, _, record in replicas:
-        check_record(path, record)
-        if whole and not record["whole"]:
-            raise Damaged(
-                f"{path}: holds only weights (checkpoint.save_optimizer_state was false), so a run "
-                "cannot resume from it"
-            )
-    replicas.sort(key=lambda replica: replica[2]["replica"])
-    numbers, count = [record["replica"] for *_, record in replicas], record["replicas"]
-    if len(numbers) != count or numbers != list(range(count)):
-        missing = [r for r in range(min(count, len(numbers) + 1)) if r not in numbers]
-        which = missing[0] if missing else "another"
+    arrays, record = load(path, verified)
+    check_record(path, record)
+    if whole and not record["whole"]:
         raise Damaged(
-            f"{paths[0]}: is one of {count} replicas, and the file of replica {which} is missing"
+            f"{path}: holds only weights (checkpoint.save_optimizer_state was false), so a run "
+            "cannot resume from it"
         )
-    return Checkpoint(name, *map(list, zip(*replicas, strict=True)))
+    count = len(record["seeds"])
+    own = [below(arrays, str(number)) for number in range(count)] if count > 1 else [arrays]
+    return Checkpoint(name, path, own, record)
 
 
 def newest(folder):
@@ -213,8 +199,8 @@ def for_all(folder, find):
 def evidence_of_lost(folder):
     """Lines which show that a folder without a valid checkpoint had one. If there are none, the
     process was killed before it had written the first one."""
-    for name, paths in all_files(folder).items():
-        record = record_of(paths[0]) or {"regular": [], "best": []}
+    for name, path in files(folder).items():
+        record = record_of(path) or {"regular": [], "best": []}
         others = sorted({*record["regular"], *(best for best, _ in record["best"])} - {name})
         if others:
             yield f"{name} was not the first one: there was {', '.join(others)}"
@@ -224,8 +210,7 @@ def evidence_of_lost(folder):
 
 
 def checkpoint_at(path, best=False):
-    """The checkpoint at a path; in a run's folder the newest one, or the best one. Of several
-    replicas, the file of the first one."""
+    """The checkpoint at a path; in a run's folder the newest one, or the best one."""
     path = local_path("path", path)
     if not path.is_dir() or path.name.startswith("checkpoint-"):  # Orbax writes folders
         if best:
@@ -243,7 +228,7 @@ def checkpoint_at(path, best=False):
             fix = f"for exported files, run `python inference/predict.py {quoted(exported[0])} ...`"
         raise UserError(f"{path}: holds no checkpoint; {fix}")
     if not best:
-        return list(present.values())[-1][0]
+        return list(present.values())[-1]
     name, why = best_in(path)
     if name is None:
         raise UserError(
@@ -255,7 +240,7 @@ def checkpoint_at(path, best=False):
             f"{path}: the best checkpoint, {name} ({why}), is no longer there; "
             f"put it back, or name another one: {', '.join(present)}"
         )
-    return present[name][0]
+    return present[name]
 
 
 def best_in(folder):
@@ -275,7 +260,7 @@ def chosen_checkpoint(path, best=False):
     if file != Path(path).expanduser():
         name, why = best_in(file.parent)
         which = f" (the newest; --best takes {name}, {why})" if name else " (the newest)"
-        if name == name_of(file):
+        if name == file.stem:
             which = f" (the best: {why})"
     echo(f"Checkpoint: {file}{which}", file=sys.stderr)
     return file

@@ -10,22 +10,28 @@ from training.base import FROZEN, evaluated_part
 from utils import UserError, is_stacked, map_named, named_leaves, single_names
 
 
-def check_fits(checkpoint, template, replicas):
-    """The trees of each replica in a checkpoint, if it fits a TrainState of arrays or shapes."""
-    count = len(checkpoint.arrays)
-    if count != replicas:
-        raise UserError(f"{checkpoint.name}: replicas: it holds {count}, this run has {replicas}")
-    like = {name: tree for name, tree in template._asdict().items() if name != "halted"}
-    files = zip(checkpoint.paths, checkpoint.arrays, strict=True)
-    return [filled(path, arrays, like) for path, arrays in files]
+def saved_part(ts):
+    """The trees of a TrainState that are in a checkpoint. Its record has the seed."""
+    return {name: tree for name, tree in ts._asdict().items() if name not in ("halted", "seed")}
+
+
+def check_fits(checkpoint, states):
+    """TrainStates like these, which may be shapes, with the arrays of a checkpoint that fits."""
+    has, needs = len(checkpoint.arrays), len(states)
+    if has != needs:
+        raise UserError(f"{checkpoint.name}: replicas: it holds {has}, this run has {needs}")
+    return [
+        ts._replace(**filled(checkpoint.path, arrays, saved_part(ts)))
+        for arrays, ts in zip(checkpoint.arrays, states, strict=True)
+    ]
 
 
 def weights_of(checkpoint, params, state):
-    """[(params, state)] of each replica that are evaluated, in trees like these."""
+    """[(params, state)] of a checkpoint that are evaluated, in trees like these."""
     trees = []
-    for path, arrays in zip(checkpoint.paths, checkpoint.arrays, strict=True):
+    for arrays in checkpoint.arrays:
         part = evaluated_part(arrays)
-        tree = filled(path, arrays, {part: params, "state": state})
+        tree = filled(checkpoint.path, arrays, {part: params, "state": state})
         trees.append((tree[part], tree["state"]))
     return trees
 

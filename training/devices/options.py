@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ranges import Count, CountOrZero, Range, check_options, form, regex
+from utils.forms import Count, CountOrZero, Range, check_options, form, regex
 
 AxisSize = Literal[-1] | Annotated[int, Range("an integer of at least 1, or -1", minimum=1)]
 

@@ -45,6 +45,10 @@ class Plan(NamedTuple):
     @classmethod
     def on_paper(cls, options, rules):
         """The Plan of these options, even if this machine has too few devices for it."""
+        try:
+            check_sharding(rules)
+        except ValueError as error:
+            raise UserError(str(error)) from error
         return cls(meshes.mesh_on_paper(options), rules)
 
     def fits(self):
@@ -132,7 +136,6 @@ def owner_of(name, shape, shapes):
 def cuts_by(rules, leaves, sizes):
     """{name: its cut} by rules, or a preset's name, or both: a preset at the end of the list
     applies to all leaves that no rule matches."""
-    check_sharding(rules)
     rules = default_preset(sizes) if rules is None else rules
     rules = [rules] if isinstance(rules, str) else list(rules)
     preset = PRESETS[rules.pop() if rules and isinstance(rules[-1], str) else "data_parallel"]

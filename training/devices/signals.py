@@ -90,7 +90,7 @@ def end_at_signals(folder=None, temporary=None, new=True):
 
     def end(_number, _frame):
         saved = folder is not None and any(folder.glob("checkpoint-*"))
-        # Such as a report that is being written after the run (file_io.atomic_file).
+        # Such as a report that is being written after the run (utils.files.atomic_file).
         for unfinished in folder.glob(f".*.{os.getpid()}.tmp") if folder is not None else ():
             unfinished.unlink(missing_ok=True)
         written = saved or (folder is not None and (folder / "metrics.jsonl").exists())

@@ -4,12 +4,12 @@ these and real ones. The objective has a loss for each, the update an optimizer 
 import jax
 import jax.numpy as jnp
 
-from ranges import NonNegative, checked
 from training.base import Objective, Optimizer, StepResult, Update
 from training.objective import inputs, x_of
 from training.transforms import NO_STEP, kind_of
 from training.update import apply_updates, counts_of, genuine, mean_of, moving_average, step_key
 from utils import UserError
+from utils.forms import NonNegative, checked
 
 
 @checked

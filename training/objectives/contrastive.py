@@ -3,11 +3,11 @@
 import jax
 import jax.numpy as jnp
 
-from ranges import Positive, checked
 from training.base import Objective
 from training.loss import at_least_float32
 from training.objective import inputs, x_of
 from utils import UserError
+from utils.forms import Positive, checked
 
 
 @checked

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from model import diffusion
-from ranges import Share, checked
 from training.base import Objective
 from training.objective import finish_means, inputs, scored, x_of
 from utils import UserError
+from utils.forms import Share, checked
 
 
 @checked

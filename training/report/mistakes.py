@@ -4,10 +4,10 @@ import base64
 
 import numpy as np
 
-from file_io import open_file
 from training.report.markup import DOT, Html, empty, note, section, table, tag
 from training.report.numbers import plain
 from training.report.read import picture_files, read_json, unlinked
+from utils.files import open_file
 
 NUMBERED = 20  # classes; a matrix of more is drawn without numbers
 # The strength of a colour, in percent, from which white is easier to read on it than black.

@@ -4,7 +4,6 @@ import base64
 import hashlib
 from pathlib import Path
 
-from file_io import atomic_write
 from training.report.compare import comparison_header, differences, label_runs, standings
 from training.report.curves import curves
 from training.report.facts import configuration, environment, files, glance, header
@@ -14,6 +13,7 @@ from training.report.pictures import pictures
 from training.report.read import read_run
 from training.report.samples import samples
 from utils import UserError
+from utils.files import atomic_write
 
 HERE = Path(__file__).parent
 EPOCHS = 5000  # with more, pointing at a chart shows the step without the epoch

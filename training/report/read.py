@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from file_io import inside, is_deep, locked, open_file, read_file
 from training.options import sign_of
 from training.report.rows import Metrics, read_metrics
 from utils import UserError, quoted
+from utils.files import inside, is_deep, locked, open_file, read_file
 
 SHOWN_LEVELS = 40  # of nesting; a run writes fewer
 HEAD, TAIL = 2**16, 2**18  # bytes of train.log that are read, at its start and at its end

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from file_io import inside, lines_of
+from utils.files import inside, lines_of
 
 # The keys that describe a row; all others are measured values.
 ROW_KEYS = {"epoch", "step", "initial", "final", "end_of_epoch", "evaluation", "each_step"}

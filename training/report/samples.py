@@ -2,9 +2,9 @@
 
 import json
 
-from file_io import inside, lines_of
 from training.report.markup import DOT, folded, note, section, tag
 from utils import cut
+from utils.files import inside, lines_of
 
 FILE = "samples.jsonl"
 STEPS = 40  # are shown, from the whole run; the file has all of them

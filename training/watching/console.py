@@ -9,8 +9,8 @@ import warnings
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from file_io import read_value
 from utils import UserError
+from utils.files import read_value
 
 SETTINGS = "logger_config.json"
 LINE = "[%(name)s %(levelname)s]    : %(asctime)s - %(message)s"  # the form of the run's own log

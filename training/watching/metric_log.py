@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from file_io import append, lines_of, parse_json
 from training.devices.placing import fetched
 from training.options import LoggingOptions
 from training.run import NOT_VALUES
 from training.watching.publish import Publisher
 from utils import RunError, UserError, named_leaves
+from utils.files import append, lines_of, parse_json
 
 # The most that is read from a metrics.jsonl when a run resumes.
 MOST_BYTES, MOST_EPOCHS = 2**35, 10**6
@@ -52,7 +52,7 @@ class MetricLog:
 
     def on_evaluated(self, run, name, values):
         """Log a line for each value of a set."""
-        when = f"Step {run.step}" if run.within_epoch else f"Epoch {run.epoch}"
+        when = f"Step {run.step}" if run.open_at == "steps" else f"Epoch {run.epoch}"
         for full_name, value in values.items():
             metric = full_name.removeprefix(f"{name}_")
             if "/" in full_name or metric == full_name:

@@ -30,8 +30,8 @@ from urllib.parse import quote
 
 import numpy as np
 
-from file_io import atomic_write
 from utils import RunError, UserError, first_line, format_bytes
+from utils.files import atomic_write
 
 logger = logging.getLogger("main")
 

@@ -49,9 +49,9 @@ def silu(t, x):
     return t.Mul(x, t.Sigmoid(x))
 
 
-def logsumexp(t, x, axis):
+def logsumexp(t, x, axes):
     """The maximum is subtracted first: ONNX Runtime subtracts 0 instead if one number is -inf."""
-    axes, limits = np.array(axis), np.finfo(stored_type(x.dtype))
+    axes, limits = np.array(axes), np.finfo(stored_type(x.dtype))
     highest = t.ReduceMax(x, axes, keepdims=1)
     bound = t.Clip(highest, t.number(limits.min), t.number(limits.max))
     result = t.Add(t.ReduceLogSumExp(t.Sub(x, bound), axes, keepdims=1), bound)

@@ -7,7 +7,7 @@ from flax import linen
 
 from model.layers.linear import linear, linear_init, matmul
 from tests.model.compare import DTYPES, assert_same, normal, random_params
-from training.programs import platform_options
+from training.engine import platform_options
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

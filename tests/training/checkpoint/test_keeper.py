@@ -39,7 +39,7 @@ def a_run(epoch, epochs=99, position=0, step=None, **metrics):
 def snapshot_of(run, replicas=1):
     """The function that the loop passes to on_save, which returns a Snapshot of the run."""
     names = ("step", "epoch", "position", "metrics")
-    record = RECORD | {name: getattr(run, name) for name in names}
+    record = RECORD | {name: getattr(run, name) for name in names} | {"seeds": [0] * replicas}
     states = [
         TS._replace(step=jnp.int32(run.step), params={"w": jnp.full(3, run.step * 1.0 + r)})
         for r in range(replicas)
@@ -65,7 +65,7 @@ def end_run(keeper, run):
 
 def resume(keeper, folder):
     """Call the keeper as the loop does when a run is resumed from the newest checkpoint."""
-    keeper.memory = {"checkpoint": storage.newest(folder)[0].name}
+    keeper.continue_from(storage.newest(folder)[0])
 
 
 def names(folder):
@@ -276,32 +276,35 @@ def test_weights_are_saved_without_the_optimizer_state_but_a_stopped_run_is_save
     assert not storage.load(tmp_path / "checkpoint-epoch_2.params")[1]["whole"]
 
 
-def test_each_replica_has_a_file_and_a_checkpoint_needs_all_of_them(tmp_path):
+def test_a_checkpoint_holds_all_replicas_and_each_can_be_named(tmp_path):
     keeper = Keeper(tmp_path, CheckpointOptions())
-    for epoch in (1, 2):
-        end_epoch(keeper, a_run(epoch), snapshot_of(a_run(epoch), replicas=11))
+    end_epoch(keeper, a_run(2), snapshot_of(a_run(2), replicas=11))
     keeper.wait()
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-epoch_2.params"]
     checkpoint, _ = storage.newest(tmp_path)
-    assert checkpoint.name == "checkpoint-epoch_2"
-    # Replica 10 comes after 9, not after 1.
     assert [a["params/w"][0] for a in checkpoint.arrays] == [20 + r for r in range(11)]
-    (tmp_path / "checkpoint-epoch_2-replica_7.params").unlink()
-    checkpoint, errors = storage.newest(tmp_path)
-    assert checkpoint.name == "checkpoint-epoch_1"
-    assert "is one of 11 replicas, and the file of replica 7 is missing" in str(errors[0])
-    shutil.copy(*(tmp_path / f"checkpoint-epoch_1-replica_{r}.params" for r in (3, 4)))
-    checkpoint, errors = storage.newest(tmp_path)
-    assert checkpoint is None and "the file of replica 4 is missing" in str(errors[1])
+    first, record = storage.load_one(checkpoint.path)
+    assert first["params/w"][0] == 20 and record["replica"] == 0
+    last, record = storage.load_one(f"{checkpoint.path}:10")
+    assert last["params/w"][0] == 30 and record["replica"] == 10
+    with pytest.raises(UserError, match=r"checkpoint-epoch_2.params: holds no replica 11"):
+        storage.load_one(f"{checkpoint.path}:11")
 
 
-def test_the_file_of_replica_0_is_written_last(tmp_path, monkeypatch):
-    """Where it exists, the checkpoint is whole."""
-    written = []
-    monkeypatch.setattr(storage, "save", lambda path, tree, record: written.append(path.stem[-1]))
-    keeper = Keeper(tmp_path, CheckpointOptions())
-    end_epoch(keeper, a_run(1), snapshot_of(a_run(1), replicas=3))
+def test_a_checkpoint_that_is_there_in_both_formats_can_be_read(tmp_path):
+    """As after a kill between the write in a new format and the removal of the old one."""
+    for format in ("orbax", "safetensors"):
+        (tmp_path / format).mkdir()
+        keeper = Keeper(tmp_path / format, CheckpointOptions(format=format))
+        end_epoch(keeper, a_run(1))
+        keeper.wait()
+        shutil.copytree(tmp_path / format, tmp_path / "both", dirs_exist_ok=True)
+    checkpoint, errors = storage.newest(tmp_path / "both")
+    assert checkpoint.name == "checkpoint-epoch_1" and not errors
+    keeper = Keeper(tmp_path / "both", CheckpointOptions(keep=1), resumed=checkpoint)
+    end_epoch(keeper, a_run(2))
     keeper.wait()
-    assert written == ["2", "1", "0"]
+    assert [path.name for path in (tmp_path / "both").iterdir()] == ["checkpoint-epoch_2.params"]
 
 
 def test_a_checkpoint_of_the_same_name_in_another_format_is_replaced(tmp_path):
@@ -317,7 +320,7 @@ def test_checkpoints_after_the_one_that_a_run_goes_back_to_do_not_count(tmp_path
     for epoch in (1, 2, 3):
         end_epoch(keeper, a_run(epoch))
     keeper.wait()
-    keeper.memory = {"checkpoint": "checkpoint-epoch_1"}
+    keeper.continue_from(storage.read(tmp_path, "checkpoint-epoch_1"))
     assert keeper.kept.regular == ("checkpoint-epoch_1",)
 
 
@@ -348,7 +351,8 @@ def test_a_damaged_checkpoint_is_named_and_skipped(tmp_path):
         ({"todo": [True]}, "no valid todo"),
         ({"open": "yes"}, "no valid open"),
         ({"regular": [[1]]}, "no valid regular"),
-        ({"replicas": 2**40}, "is one of 1099511627776 replicas"),
+        ({"seeds": [2**32]}, "no valid seeds"),
+        ({"seeds": []}, "contradict each other, or it has no seed"),
         ({"position": -1}, "no valid position"),
         ({"facts": {"num_classes": "x"}}, "no valid facts"),
         ({"facts": {"input_shape": [28, -1]}}, "no valid facts"),
@@ -360,8 +364,7 @@ def test_a_damaged_checkpoint_is_named_and_skipped(tmp_path):
         ({"step": 2**31}, "no valid step"),
         ({"epoch": 0, "position": 1}, "contradict each other"),
         ({"lined": 2**30}, "contradict each other"),
-        ({"replica": 1}, "contradict each other"),
-        ({"format": 4}, "was written by another version, in format 4"),
+        ({"format": 3}, "was written by another version, in format 3"),
         ({"format": 1}, "was written by another version, in format 1"),
         ({"step": True}, "no valid step"),
     ],
@@ -548,7 +551,7 @@ def test_a_folder_whose_replacement_was_never_completed_is_listed(tmp_path):
     (tmp_path / ".checkpoint-epoch_1.orbax.former").mkdir()
     (tmp_path / ".checkpoint-epoch_2.orbax.former").mkdir()
     (tmp_path / "checkpoint-epoch_2.orbax").mkdir()
-    listed = [path.name for paths in storage.all_files(tmp_path).values() for path in paths]
+    listed = [path.name for path in storage.files(tmp_path).values()]
     assert listed == ["checkpoint-epoch_1.orbax", "checkpoint-epoch_2.orbax"]
 
 
@@ -586,7 +589,7 @@ def test_the_safetensors_library_reads_a_checkpoint(tmp_path):
     end_epoch(keeper, a_run(1))
     keeper.wait()
     with safe_open(tmp_path / "checkpoint-epoch_1.params", "numpy") as file:
-        names = ["lr_scale", "opt/m", "params/w", "probe/output", "seed", "step"]
+        names = ["lr_scale", "opt/m", "params/w", "probe/output", "step"]
         assert sorted(file.keys()) == names
         np.testing.assert_array_equal(file.get_tensor("params/w"), np.full(3, 10.0, np.float32))
         assert {"rawtree", "sha256"} <= file.metadata().keys()

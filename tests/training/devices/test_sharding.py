@@ -23,9 +23,9 @@ from training import optimizers
 from training.devices.mesh import AXES, check_divides, make_mesh, mesh_shape
 from training.devices.options import DistributedOptions, MeshOptions, check_sharding
 from training.devices.sharding import Plan, shard_bytes
+from training.engine import Replicas, first_state
 from training.feed import make_feeds
 from training.options import LoaderOptions
-from training.replicas import Replicas, first_state
 from training.update import gradient_update
 from utils import UserError, named_leaves
 

@@ -18,7 +18,7 @@ from training.objectives.adversarial import adversarial, alternating
 from training.optimizers import adam, sgd
 from training.rows import GOOD
 from training.transforms import clip_by_global_norm, frozen, groups
-from training.update import accepting, step_key
+from training.update import step_key, with_refusal
 from training.watching.callbacks.sample_pictures import sample_pictures
 from utils import UserError, named_leaves
 
@@ -46,7 +46,7 @@ def test_each_network_takes_the_step_of_its_own_optimizer():
     update = UPDATE(objective, sgd(0.3))
     batch = IMAGES[:8], np.zeros(8, np.int32)
     ts = first_state(update)
-    new, row = quick_jit(accepting(update.step, MODES))(ts, batch, 6)
+    new, row = quick_jit(with_refusal(update.step, MODES))(ts, batch, 6)
 
     def network(name, x, p):
         return MODEL.apply({name: p}, {}, x)[0]
@@ -89,7 +89,7 @@ def test_a_step_that_is_not_finite_changes_neither_network():
     batch = IMAGES[:8].copy(), np.zeros(8, np.int32)
     batch[0][3] = np.inf
     ts = first_state(update)
-    new, row = quick_jit(accepting(update.step, MODES, halts=False))(ts, batch, 8)
+    new, row = quick_jit(with_refusal(update.step, MODES, halts=False))(ts, batch, 8)
     jax.tree.map(np.testing.assert_array_equal, new.params, ts.params)
     jax.tree.map(np.testing.assert_array_equal, new.opt, ts.opt)
     assert int(row["bad"]) != GOOD and int(new.step) == 1
@@ -136,7 +136,7 @@ def test_rules_choose_by_the_whole_names_of_the_params():
     update = UPDATE(adversarial(MODEL, None, {}, (), ()), still)
     batch = IMAGES[:8], np.zeros(8, np.int32)
     ts = first_state(update)
-    new, _ = quick_jit(accepting(update.step, MODES, halts=False))(ts, batch, 8)
+    new, _ = quick_jit(with_refusal(update.step, MODES, halts=False))(ts, batch, 8)
     before, after = (named_leaves(tree.params["generator"]) for tree in (ts, new))
     moved = {name for name in before if (np.asarray(before[name]) != after[name]).any()}
     assert moved and moved == {name for name in before if not name.endswith("bias")}

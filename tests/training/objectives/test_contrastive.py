@@ -11,10 +11,10 @@ import pytest
 from model.mlp import mlp
 from model.projected import projected
 from tests.model.compare import normal, quick_jit
+from training.commands.start import checked_recipe
 from training.fit import fit
 from training.objectives.contrastive import nt_xent, simclr
 from training.optimizers import adam
-from training.runs.start import checked_recipe
 from training.update import gradient
 from training.watching.callbacks.linear_probe import fitted, linear_probe
 from utils import UserError

@@ -9,9 +9,9 @@ import re
 import pytest
 
 from tests.training.report.saved_run import report, save, save_pictures
+from training.checkpoint.resume import Lock
 from training.report.page import write_report
 from training.report.read import read_log
-from training.runs.resume import Lock
 from utils import UserError
 
 ODD_VALUES = [

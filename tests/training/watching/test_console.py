@@ -11,9 +11,9 @@ import pytest
 
 import train
 from model.mlp import mlp
+from training.commands.failure import to_log
 from training.fit import fit
 from training.optimizers import sgd
-from training.runs.failure import to_log
 from training.watching.console import check_logging, file_handlers, set_up_logging
 from utils import UserError
 

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from file_io import MOST_LINES, append, atomic_write, parse_json, read_file
 from training.loss import along
 from training.metrics import classes
 from utils import RunError, UserError
+from utils.files import MOST_LINES, append, atomic_write, parse_json, read_file
 
 logger = logging.getLogger("main")
 

@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ranges import checked
 from training.base import Callback, tracked
 from training.observers import Every
 from training.watching.callbacks import common
 from training.watching.pictures import matrix, png
 from utils import UserError
+from utils.forms import checked
 
 MOST = 200  # classes
 

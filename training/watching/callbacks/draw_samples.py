@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import numpy as np
 
 from model.diffusion import class_count, sees_noise
-from ranges import Count, CountOrZero, NonNegative, checked
 from training.base import Callback
 from training.observers import EVERY_EPOCH, Every
 from training.watching.callbacks.common import named
 from training.watching.pictures import as_picture, grid, png
 from utils import UserError
+from utils.forms import Count, CountOrZero, NonNegative, checked
 
 logger = logging.getLogger("main")
 

@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-from ranges import Count, NonNegative, checked
 from training.base import Callback
 from training.options import monitor_for, sign_of
 from training.watching.callbacks.common import after_evaluation, is_measured
+from utils.forms import Count, NonNegative, checked
 
 
 @checked

@@ -5,10 +5,10 @@ import logging
 import math
 from typing import Annotated
 
-from ranges import CountOrZero, Fraction, Range, checked
 from training.base import Callback
 from training.watching.callbacks.common import append_lines, cut_back
 from training.watching.metric_log import json_safe
+from utils.forms import CountOrZero, Fraction, Range, checked
 
 logger = logging.getLogger("main")
 

@@ -2,9 +2,9 @@
 
 import logging
 
-from ranges import checked
 from training.base import Callback
 from training.observers import EVERY_EPOCH, Every
+from utils.forms import checked
 
 logger = logging.getLogger("main")
 

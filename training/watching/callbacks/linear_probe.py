@@ -7,11 +7,11 @@ import numpy as np
 
 from data_loader.base import has_items
 from data_loader.loader import collate, collated
-from ranges import Count, NonNegative, checked
 from training.base import Callback
 from training.observers import Every
 from training.watching.callbacks import common
 from utils import UserError
+from utils.forms import Count, NonNegative, checked
 
 logger = logging.getLogger("main")
 

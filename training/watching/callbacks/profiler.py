@@ -5,10 +5,10 @@ import shutil
 
 import jax
 
-from ranges import Count, Positive, checked
 from training.base import Callback
 from training.processes import is_first
 from utils import UserError, first_line
+from utils.forms import Count, Positive, checked
 
 logger = logging.getLogger("main")
 

@@ -3,10 +3,10 @@
 import logging
 from typing import Annotated, Literal
 
-from ranges import Count, CountOrZero, NonNegative, Share, between_0_and_1, checked
 from training.base import Callback
 from training.options import monitor_for, sign_of
 from training.watching.callbacks.common import after_evaluation, is_measured
+from utils.forms import Count, CountOrZero, NonNegative, Share, between_0_and_1, checked
 
 logger = logging.getLogger("main")
 

@@ -9,13 +9,13 @@ import numpy as np
 
 from data_loader.base import has_items
 from data_loader.nest import named_nest
-from ranges import CountOrZero, checked
 from training.base import Callback, tracked
 from training.loss import cross_entropy
 from training.observers import Every
-from training.rows import plain
+from training.rows import unweighted
 from training.watching.callbacks import common
 from training.watching.pictures import as_picture, grid, png
+from utils.forms import CountOrZero, checked
 
 logger = logging.getLogger("main")
 
@@ -47,7 +47,7 @@ def prediction(output, target):
         # In a sequence, labels outside the classes are padding.
         inside = (label >= 0) & (label < output.shape[-1])
         target = {"target": label, "weight": inside}
-    measured = {"loss": plain(cross_entropy(output, target)), "invalid": ~valid}
+    measured = {"loss": unweighted(cross_entropy(output, target)), "invalid": ~valid}
     if label.ndim:
         return measured
     predicted = jnp.argmax(output).astype(jnp.int32)

@@ -3,11 +3,11 @@
 import jax
 import numpy as np
 
-from ranges import Count, CountOrZero, checked
 from training.base import Callback
 from training.observers import EVERY_EPOCH, Every
 from training.watching.pictures import as_picture, grid, png
 from utils import UserError
+from utils.forms import Count, CountOrZero, checked
 
 
 @checked

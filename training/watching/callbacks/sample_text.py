@@ -7,11 +7,11 @@ from typing import Annotated
 from data_loader.base import Tokenizer
 from data_loader.tokenizers.saved import first_tokens
 from model.generate import Sampling, check, context_of
-from ranges import Count, CountOrZero, NonNegative, Range, checked
 from training.base import Callback
 from training.observers import EVERY_EPOCH, Every
 from training.watching.callbacks.common import append_lines, cut_back
 from utils import UserError
+from utils.forms import Count, CountOrZero, NonNegative, Range, checked
 
 logger = logging.getLogger("main")
 

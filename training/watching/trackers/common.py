@@ -9,8 +9,8 @@ from pathlib import PurePath
 
 import numpy as np
 
-from file_io import MOST_LINES, read_file
 from utils import UserError
+from utils.files import MOST_LINES, read_file
 
 BINS = 64
 # What the run itself writes into its folder: names of files and folders, and beginnings of names.

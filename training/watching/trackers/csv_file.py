@@ -3,10 +3,10 @@
 import io
 from csv import reader, writer
 
-from file_io import append, atomic_write
-from ranges import LocalPath
 from training.base import Tracker
 from training.watching.trackers.common import check_file_name, existing_text
+from utils.files import append, atomic_write
+from utils.forms import LocalPath
 
 
 def csv(file: LocalPath = "metrics.csv") -> Tracker:

@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from file_io import append, atomic_write, parse_json
-from ranges import LocalPath, NeedsTrust
 from training.base import Tracker
 from training.watching.metric_log import json_safe
 from training.watching.trackers.common import check_file_name, existing_text
+from utils.files import append, atomic_write, parse_json
+from utils.forms import LocalPath, NeedsTrust
 
 
 def is_elsewhere(file):

@@ -5,11 +5,11 @@ import re
 import time
 from typing import Annotated
 
-from file_io import atomic_write, read_file
-from ranges import NeedsTrust
 from training.base import Tracker
 from training.watching.trackers.common import flattened, needs, opened
 from utils import cut
+from utils.files import atomic_write, read_file
+from utils.forms import NeedsTrust
 
 ID_FILE = "mlflow_id"
 FOLDER = "mlruns"

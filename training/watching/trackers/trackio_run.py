@@ -2,7 +2,6 @@
 
 from typing import Annotated
 
-from ranges import NeedsTrust
 from training.base import Tracker
 from training.watching.trackers.common import (
     counts_and_edges,
@@ -11,6 +10,7 @@ from training.watching.trackers.common import (
     opened,
     preformatted,
 )
+from utils.forms import NeedsTrust
 
 Space = Annotated[
     str | None,

@@ -5,8 +5,6 @@ import os
 import re
 from typing import Annotated, Literal
 
-from file_io import atomic_write, read_file
-from ranges import NeedsTrust
 from training.base import Tracker
 from training.watching.trackers.common import (
     counts_and_edges,
@@ -16,6 +14,8 @@ from training.watching.trackers.common import (
     preformatted,
 )
 from utils import RunError, UserError, quoted
+from utils.files import atomic_write, read_file
+from utils.forms import NeedsTrust
 
 logger = logging.getLogger("main")
 

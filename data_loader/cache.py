@@ -1,0 +1,33 @@
+"""Arrays that take long to make, kept in the user's cache folder for the next run."""
+
+import io
+import logging
+import time
+import zipfile
+
+import numpy as np
+
+from utils import RunError, user_cache
+from utils.files import atomic_write
+
+
+def cached(name, make, slow=0.0):
+    """make(), a dict of arrays. They are read from the file of that name if there is one, and
+    written into it if making them takes more than `slow` seconds."""
+    file = f"{name}.npz"
+    try:
+        with np.load(user_cache() / file, allow_pickle=False) as kept:
+            return dict(kept)
+    except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile):
+        begin = time.perf_counter()
+        made = make()  # the file is missing or damaged
+    if time.perf_counter() - begin > slow:
+        buffer = io.BytesIO()
+        np.savez(buffer, **made)
+        try:
+            user_cache().mkdir(parents=True, exist_ok=True)
+            atomic_write(user_cache() / file, buffer.getvalue())
+        except (OSError, RunError, RuntimeError) as error:  # RuntimeError: no home folder
+            logger = logging.getLogger("main")
+            logger.warning("%s: cannot be cached for the next run: %s", file.split("-")[0], error)
+    return made

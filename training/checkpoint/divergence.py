@@ -1,0 +1,185 @@
+"""What happens when a run diverges: it goes back to a checkpoint, or it saves its last finite state
+and fails."""
+
+import logging
+
+import jax
+
+from training.checkpoint.resume import cut_back, point_of
+from training.devices.placing import fetched
+from training.observers import Bad, Point
+from training.processes import is_first
+from training.watching import metric_log
+from utils import RunError, first_line
+
+logger = logging.getLogger("main")
+
+CHOICES = ("stop", "skip", "rollback")  # of training.on_nonfinite
+
+
+def description_of_bad_step(step, epoch, leaf):
+    """What was wrong in a step; `leaf` names the first array that was bad."""
+    return f"In step {step} (epoch {epoch}) {leaf} was NaN or infinite"
+
+
+def advice(on_nonfinite):
+    """What the user can do, besides what `training.on_nonfinite` does already."""
+    stops = " with on_nonfinite=stop" if on_nonfinite == "skip" else ""
+    others = " or ".join(f"'{name}'" for name in CHOICES[1:] if name != on_nonfinite)
+    return (
+        "Common causes: a label outside the classes, an index outside an embedding, or NaN in the "
+        f"data, as detect_nans=true{stops} will show (in a config, training.detect_nans). "
+        "Otherwise lower the learning rate (to resume with another one, pass --resume and "
+        "--override, or resume='override' to fit), clip the gradients, or set the option "
+        f"on_nonfinite to {others}"
+    )
+
+
+class Diverged(RunError):
+    """A step whose loss or gradients are not finite."""
+
+    def __init__(self, step, leaf, message):
+        super().__init__(message)
+        self.step, self.leaf = step, leaf  # steps taken before it; what was bad first
+
+
+class Divergence:
+    """The observer for steps that are not finite, which halt training before them: the run goes
+    back to the last checkpoint with another seed (on_nonfinite: rollback), up to `rollbacks` times,
+    or it saves the last finite state and ends."""
+
+    def __init__(self, trainer, options, keeper, log):
+        self.trainer, self.options, self.keeper, self.log = trainer, options, keeper, log
+        self.memory = {"rollbacks": 0}
+        self.what = self.bad = self.batch = None  # of the step that ends the run
+        self.rolls_back = options.on_nonfinite == "rollback"
+
+    def on_start(self, run):
+        """There must be a checkpoint to go back to from the first epoch."""
+        return {"save": "last"} if self.rolls_back and not run.resumed else None
+
+    def on_bad(self, run, bad):
+        if bad.of_state:
+            return self.bad_state(run, bad.leaf)
+        if self.options.on_nonfinite == "skip":
+            # Steps are refused forever if the state itself is not finite.
+            leaf = self.trainer.leaf_not_finite()
+            return self.bad_state(run, leaf) if leaf else None
+        self.what = description_of_bad_step(bad.step + 1, run.epoch, bad.leaf)
+        if reply := self.rollback():
+            return reply
+        self.bad, self.batch = bad, (run.epoch, run.position + bad.step - run.step)
+        if len(self.trainer.seeds) > 1 or bad.step == 0:
+            # There is no step that all replicas have in common, or nothing was trained.
+            if self.keeper:
+                self.keeper.wait()
+            self.fail()
+        return {"stop": self.what, "back_to": self.point_before(run)}
+
+    def bad_state(self, run, leaf):
+        """Only a checkpoint is finite: go back to it, or fail."""
+        if self.bad:
+            self.what += f"; the state before it was not finite either, {leaf}"
+        else:
+            self.what = f"At step {run.step} (epoch {run.epoch}) {leaf} is NaN or infinite, though "
+            self.what += "all losses and gradients were finite"
+        if reply := self.rollback():
+            return reply
+        self.bad = self.bad or Bad(run.step, leaf, 0, of_state=True)
+        self.fail()
+
+    def rollback(self):
+        """The Reply that goes back to the last checkpoint, if the options allow another one."""
+        may_go_back = self.rolls_back and self.memory["rollbacks"] < self.options.rollbacks
+        if may_go_back and (checkpoint := self.keeper.newest()):
+            return {"back_to": self.rolled_back(checkpoint)}
+        return None
+
+    def on_evaluated(self, run, name, values):
+        """Report the steps that were skipped in an epoch of training (on_nonfinite: skip)."""
+        if name != "train" or self.options.on_nonfinite != "skip":
+            return
+        sums = run.sums.epoch
+        skipped = sum(each.refused for each in sums)
+        if skipped and not any(each.examples for each in sums):
+            why = f"no step of epoch {run.epoch} was finite, so all were skipped"
+            raise RunError(f"{why}. {advice(self.options.on_nonfinite)}")
+        if skipped:
+            message = "Epoch %d: skipped %d steps whose loss or gradients were not finite"
+            logger.warning(message, run.epoch, skipped)
+
+    def rolled_back(self, checkpoint):
+        """The Point of a checkpoint, with other randomness and another order of the data from
+        there."""
+        count = self.memory["rollbacks"] + 1
+        point = point_of(checkpoint, self.trainer, self.keeper.folder)
+        # The number is odd, so that no count gives the same seed twice.
+        seeds = [(seed + 2654435769 * count) % 2**32 for seed in point.record["seeds"]]
+        if is_first():
+            lengths = checkpoint.record["lengths"]
+            cut_back(self.keeper.folder, lengths, [metric_log.FILE])
+        self.log.back_to(point.record["step"])
+        shown = ", ".join(map(str, seeds))
+        logger.warning(
+            "%s. Back to %s with seed %s (%d of %d)",
+            self.what, checkpoint.name, shown, count, self.options.rollbacks,
+        )  # fmt: skip
+        memories = point.record["memories"] | {type(self).__name__: {"rollbacks": count}}
+        self.keeper.continue_from(checkpoint)
+        return point._replace(record=point.record | {"memories": memories, "seeds": seeds})
+
+    def point_before(self, run):
+        """The Point before the bad step, which left the state unchanged."""
+        epoch, position = self.batch
+        record = {
+            "seeds": self.trainer.seeds,
+            "step": self.bad.step,
+            "position": position,
+            "lined": run.line_position,
+            "epoch": epoch if position else run.completed,
+            "elapsed": 0.0,
+            "metrics": run.metrics,
+            "stopped": False,
+        }
+        return Point(self.trainer.replica_states(), record, run.history)
+
+    def on_end(self, run):
+        """The last finite state is saved; now the run fails."""
+        if self.bad:
+            self.fail()
+
+    def fail(self):
+        count = self.memory["rollbacks"]
+        spent = f"The run went back {count} times already. " if count else ""
+        what, fix = self.what, advice(self.options.on_nonfinite)
+        if self.options.detect_nans:
+            what, fix = f"{what}.\n{self.culprit()}", ""
+        last = self.keeper and self.keeper.last()
+        where = f"The last finite state is {last}. " if last else "No checkpoint was written. "
+        raise Diverged(self.bad.step, self.bad.leaf, f"{what}.\n{spent}{where}{fix}".rstrip())
+
+    def culprit(self):
+        """The layer and the operation that made the first value that is not finite, found by taking
+        the step again, one operation at a time."""
+        from training.watching.nan_search import first_bad_op
+
+        states, replica = self.trainer.replica_states(), self.bad.replica
+        if self.batch is None:
+            return "The step that made it is not known"
+        batches = self.trainer.feed.batch(*self.batch)
+        if batches is None:
+            return "The step cannot be taken again, since its data cannot be read again"
+        trainer, recipe = self.trainer, self.trainer.recipe
+        # Replicas may differ in a number, such as the learning rate.
+        own = recipe.with_numbers(recipe.varied_numbers[replica])
+        update = own.make_update(not trainer.looped, trainer.feed.steps)
+        local = lambda leaf: leaf if leaf.is_fully_addressable else fetched(leaf)  # noqa: E731
+        ts = jax.tree.map(local, states[replica])
+        try:
+            sentence = first_bad_op(update.step, ts, *batches[replica])
+        except Exception as error:  # if the search fails, the run still ends with its own error
+            return f"Looking for the operation failed: {type(error).__name__}: {first_line(error)}"
+        return sentence or (
+            "Taken again one operation at a time, the step is finite: "
+            "the compiled step computes differently"
+        )
