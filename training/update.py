@@ -78,11 +78,7 @@ def gradient(objective, params, state, batch, mask, key, accumulate=1, unroll=Fa
         grads, (state, losses, metrics) = grad(params, state, batch, mask, own, counts)
         return (jax.tree.map(jnp.add, total, grads), state), (losses, metrics)
 
-    size = len(mask)
-    if size % accumulate:
-        raise UserError(
-            f"training.accumulate: a batch of {size} does not divide into {accumulate} microbatches"
-        )
+    check_microbatches(len(mask), accumulate)
 
     # Every n-th row goes to one microbatch, so that each device of a sharded batch holds its share
     # of every microbatch.
@@ -107,6 +103,14 @@ def gradient(objective, params, state, batch, mask, key, accumulate=1, unroll=Fa
     carry, seen = jax.lax.scan(microbatch, carry, pieces, unroll=unroll)
     losses, metrics = jax.tree.map(lambda a: a.swapaxes(0, 1).reshape(-1, *a.shape[2:]), seen)
     return *carry, losses, metrics
+
+
+def check_microbatches(size, accumulate):
+    """Refuse a batch that does not divide into microbatches."""
+    if size % accumulate:
+        raise UserError(
+            f"training.accumulate: a batch of {size} does not divide into {accumulate} microbatches"
+        )
 
 
 def check_whole_numbers(objective, params, state, batch):

@@ -17,6 +17,7 @@ from training.metrics import accuracy, covers, f1, perplexity, phase_of, top_k_a
 from training.objective import outputs, values_of
 from training.run import check_names
 from training.sets import SUPERVISED
+from training.update import check_microbatches
 from utils import UserError, format_bytes, named_leaves
 
 # Losses and metrics that compare the outputs of a model with the number of a class.
@@ -46,7 +47,8 @@ def check_shapes(recipe, example, sizes, resumed=False):
     recipe.plan.cuts(weights[0])
     update = recipe.make_update(unroll=False)
     ts = jax.eval_shape(partial(first_state, update), *weights, SEED)
-    if recipe.has_own_update or recipe.training.accumulate > 1:
+    check_microbatches(recipe.loader.batch_size, recipe.training.accumulate)
+    if recipe.has_own_update:
         jax.eval_shape(update.step, ts, batch, 1)
     else:  # tracing its gradient would take a second
         jax.eval_shape(recipe.optimizer.update, ts.params, ts.opt, ts.params)
