@@ -22,6 +22,7 @@ def train(*overrides):
     names = ("loss", "metrics", "optimizer", "preprocess", "augment", "objective", "update", "seed")
     settings = {name: getattr(parts, name) for name in names}
     settings |= vars(parts.loader) | vars(parts.training)
+    del settings["vary"]  # `fit` has no paths of a config
     return fit(parts.model, **parts.data.load(), **settings)
 
 
