@@ -37,7 +37,7 @@ from inference.lowering.small_arrays import (
     number,
     samples,
 )
-from utils import first_line
+from utils import counts_of_scan, first_line
 
 REACH = 64  # equations that a part has at most
 TOLERANCE = 1e-6  # between two functions whose constants are rounded differently
@@ -94,7 +94,7 @@ class Recognition:
             return params
         is_fixed = [isinstance(x, Literal) or x in fixed for x in eqn.invars]
         if eqn.primitive.name == "scan":
-            first, count = params["num_consts"], params["num_carry"]
+            first, count = counts_of_scan(params)
             is_fixed[first : first + count] = [False] * count  # it changes from step to step
         if eqn.primitive.name == "while":
             is_fixed = [False] * len(is_fixed)  # its two jaxprs read different operands
