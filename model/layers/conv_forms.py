@@ -221,7 +221,7 @@ def phases_apart(x, weight, rows, columns):
 
     def phase(row, column):
         (i, row_pads), (j, column_pads) = row, column
-        kernel, pads = weight[np.ix_(i, j)], (row_pads, column_pads)
+        kernel, pads = weight[i, j], (row_pads, column_pads)
         if kernel.shape[:2] == (1, 1) and pads == ((0, 0), (0, 0)):
             return matmul(x, kernel[0, 0])
         return plain(x, kernel, (1, 1), pads)
@@ -231,10 +231,10 @@ def phases_apart(x, weight, rows, columns):
 
 
 def taps_of_each_phase(taps, pads):
-    """[(the kernel's taps of a phase, the pads of its convolution)] along one axis."""
-    own = [np.nonzero(taps[:, phase]) for phase in range(taps.shape[1])]
-    last = len(taps) - 1
-    return [(k, (pads[0] - j[0], pads[1] - (last - j[-1]))) for j, k in own]
+    """[(the kernel's taps of a phase, as a slice; the pads of its convolution)] along one axis."""
+    last, stride = len(taps) - 1, taps.shape[1]
+    own = [np.nonzero(taps[:, phase]) for phase in range(stride)]
+    return [(np.s_[k[0] :: stride], (pads[0] - j[0], pads[1] - (last - j[-1]))) for j, k in own]
 
 
 def phase_taps(size, kernel, stride, pads):

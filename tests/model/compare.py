@@ -24,18 +24,18 @@ def random_params(init, *args, **options):
     return tree.unflatten([normal(i, *leaf.shape) for i, leaf in enumerate(leaves)])
 
 
-def assert_same(ours, theirs, *args, dtype=jnp.float32):
+def assert_same(ours, theirs, *args, dtype=jnp.float32, jit=quick_jit):
     """Compare both functions' values, and their gradients for every argument."""
     args = jax.tree.map(lambda a: a.astype(dtype), args)
-    ours = jax.tree.leaves(value_and_gradients(ours, args))
-    theirs = jax.tree.leaves(value_and_gradients(theirs, args))
+    ours = jax.tree.leaves(value_and_gradients(ours, args, jit))
+    theirs = jax.tree.leaves(value_and_gradients(theirs, args, jit))
     for a, b in zip(ours, theirs, strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
         a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
         np.testing.assert_allclose(a, b, rtol=0, atol=TOLERANCE[dtype] * np.abs(b).max())
 
 
-def value_and_gradients(fn, args):
+def value_and_gradients(fn, args, jit=quick_jit):
     """The value, and the gradients of its elements' sum under random weights."""
 
     def weighted(*args):
@@ -43,5 +43,5 @@ def value_and_gradients(fn, args):
         return (y * normal(99, *y.shape)).sum(), y
 
     gradient = jax.value_and_grad(weighted, tuple(range(len(args))), has_aux=True)
-    (_, value), grads = quick_jit(gradient)(*args)
+    (_, value), grads = jit(gradient)(*args)
     return value, grads

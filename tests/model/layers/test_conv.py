@@ -189,7 +189,11 @@ TRANSPOSED = [  # height and width, kernel, stride, padding
 @pytest.mark.parametrize("form", [conv_forms.phases_together, conv_forms.phases_apart])
 @pytest.mark.parametrize("size, kernel, stride, pads", TRANSPOSED)
 def test_every_transposed_form_equals_xlas(form, size, kernel, stride, pads):
-    """Also those that the rule does not choose for these shapes."""
+    """Also those that the rule does not choose for these shapes.
+
+    Compiled as for users: without optimization, a gradient had a NaN in 2 of about 20 runs of all
+    tests, and never in 590,000 runs of this one alone.
+    """
 
     def ours(x, weight):
         return conv_forms.in_phases(form, x, weight, stride, pads)
@@ -197,7 +201,8 @@ def test_every_transposed_form_equals_xlas(form, size, kernel, stride, pads):
     def theirs(x, weight):
         return lax.conv_transpose(x, weight, stride, pads, dimension_numbers=conv.LAYOUT)
 
-    assert_same(ours, theirs, normal(0, 2, *size, 3), normal(1, *kernel, 3, 4))
+    x, weight = normal(0, 2, *size, 3), normal(1, *kernel, 3, 4)
+    assert_same(ours, theirs, x, weight, jit=jax.jit)
 
 
 @pytest.mark.parametrize("form", [conv_forms.phases_together, conv_forms.phases_apart])
