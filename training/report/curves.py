@@ -53,7 +53,7 @@ def curves(runs):
         tag("div.charts.three", small[:FEW]) if small else None,
         folded(f"{len(more)} more", tag("div.charts", more)) if more else None,
         None if several else leaf_charts(runs[0]),
-        note(hint) if large or small else None,
+        tag("p.note.hint", hint) if large or small else None,
         None if large or small or faulty else note("Nothing has been measured yet."),
     )
 

@@ -16,6 +16,7 @@ def test_charts_hold_every_value(tmp_path):
         "learning rate",
         "examples per second",
         "share of time waiting",
+        "blocks/0/weight",
     ]
     train, test, within, *replicas = charts["loss"]["lines"]
     names = [line["names"] for line in charts["loss"]["lines"]]

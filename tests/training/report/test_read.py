@@ -90,7 +90,7 @@ def test_no_damage_prevents_a_report(tmp_path):
             else:
                 data = bytearray(rng.randbytes(40)) + data
             (folder / name).write_bytes(bytes(data))
-        assert write_report([folder], tmp_path / "page.html").read_text().endswith("</html>")
+        assert write_report([folder], tmp_path / "page.html").read_text().endswith("</html>\n")
         for name, data in sound.items():
             (folder / name).write_bytes(data)
 
