@@ -96,8 +96,8 @@ def in_json(line):
     """A line for the page's script: seven digits per value, null for a gap."""
     steps, values = line.curve
     y = [None if math.isnan(value) else float(f"{value:.7g}") for value in values]
-    x = [int(step) if step == int(step) else float(step) for step in steps]
-    return line._asdict() | {"curve": None, "x": x, "y": y}
+    look = {"names": line.names, "colour": line.colour, "style": line.style, "best": line.best}
+    return look | {"x": steps.tolist(), "y": y}
 
 
 def legend(title, lines):
@@ -108,13 +108,14 @@ def legend(title, lines):
     items = []
     for name, line in first.items():
         last = tag("b", plain(float(line.curve.values[-1])))
-        items.append(tag("li", last) if name == title else hiding(name, " ", last, line=line))
+        named = hiding(name, line.colour, line.style, " ", last)
+        items.append(tag("li", last) if name == title else named)
     return tag("ul.legend", items) if len(items) <= 6 else None
 
 
-def hiding(name, *more, line):
+def hiding(name, tint, style, *more):
     """A name in a legend, which hides its lines if it is clicked."""
-    sample = tag(f"i.{line.style}", style=colour(line.colour))
+    sample = tag(f"i.{style}", style=colour(tint))
     return tag("li", tag("button", sample, name, more, value=name, aria_pressed="true"))
 
 
@@ -126,10 +127,10 @@ def colour(index):
 def metric_chart(metric, runs, most):
     """All sets of one metric in one chart. Of one run, each set has a colour, and the values within
     epochs and of replicas are faint; of several runs, each has a colour, and each set a style."""
-    several, lines, remark = len(runs) > 1, [], None
+    several, sets, lines, remark = len(runs) > 1, all_sets(runs), [], None
     for i, run in enumerate(runs):
         metrics = run.metrics
-        for j, name in enumerate(all_sets(runs)):
+        for j, name in enumerate(sets):
             column, names = f"{name}_{metric}", [run.label, name] if several else [name]
             # Orange for the training set, blue for the first held-out set, then the other colours.
             tint, style = (i, STYLES[min(3, j)]) if several else ((1, 0)[j] if j < 2 else j, "line")
@@ -160,10 +161,8 @@ def all_sets(runs):
 
 def key(runs):
     """What the colours and styles of lines stand for where several runs are compared."""
-    names = [hiding(run.label, line=Line([], i, None)) for i, run in enumerate(runs)]
-    sets = [
-        hiding(n, line=Line([], 6, None, STYLES[min(3, i)])) for i, n in enumerate(all_sets(runs))
-    ]
+    names = [hiding(run.label, i, "line") for i, run in enumerate(runs)]
+    sets = [hiding(name, 6, STYLES[min(3, i)]) for i, name in enumerate(all_sets(runs))]
     return tag("div.key", tag("ul.legend", names), tag("ul.legend", sets))
 
 
