@@ -6,9 +6,8 @@ from contextlib import suppress
 from dataclasses import replace
 
 from search.spec import is_number
-from training.report.charts import ABSURD, HIGH, WIDE, colour, path
 from training.report.compare import differences
-from training.report.curves import curves
+from training.report.curves import ABSURD, colour, curves
 from training.report.facts import link, time_of
 from training.report.markup import headline, note, section, table, tag
 from training.report.numbers import plain
@@ -19,6 +18,7 @@ from utils.files import atomic_write
 
 PAGE = "comparison.html"
 BOLD = 8  # lines of parallel coordinates that are not faint: those of the best trials
+WIDE, HIGH = 2000, 1000  # units of the drawing, which the page stretches
 WIDEST = 50  # a ratio beyond which an axis is logarithmic
 
 
@@ -65,7 +65,7 @@ def share_of(metrics, replica):
         named = {k.removesuffix(end): curve for k, curve in columns.items() if k.endswith(end)}
         return named | {"seconds": columns["seconds"]} if "seconds" in columns else named
 
-    kinds = ("lines", "steps", "epochs", "initial", "final")
+    kinds = ("within", "epochs", "initial", "final")
     return replace(metrics, **{kind: own(getattr(metrics, kind)) for kind in kinds})
 
 
@@ -83,7 +83,7 @@ def standings(sweep, trials, runs, target):
             [
                 tag("th", swatch, name, scope="row"),
                 tag(f"span.state.{state}", state),
-                tag("td", tag("b", shown), class_="first" if is_best else None),
+                tag("b.first" if is_best else "b", shown),
                 *(text_of(trial.values[key]) for key in sweep.spec.keys),
                 trial.epochs,
                 time_of(run) if run else None,
@@ -95,7 +95,7 @@ def standings(sweep, trials, runs, target):
     remark = "The best value of all epochs."
     if sweep.spec.halving:
         remark += " Stopped: others were better when it paused."
-    return section("Trials", table(head, rows, class_="standings"), note(remark), problems)
+    return section("Trials", table(head, rows, "standings"), note(remark), problems)
 
 
 def text_of(value):
@@ -117,21 +117,22 @@ def coordinates(sweep, trials, tints):
             for axis, values in zip(axes.values(), columns.values(), strict=True)
         ]
         spots = [
-            None if height is None else (round(apart * k), round(HIGH * (1 - height)))
+            f"{round(apart * k)} {round(HIGH * (1 - height))}"
             for k, height in enumerate(heights)
+            if height is not None
         ]
         values = [f"{key} {text_of(value)}" for key, value in trial.values.items()]
         score = trial.score(math.inf)
         values += [f"{sweep.monitor} {plain(score)}"] if score is not None else []
         style = "line" if i < BOLD else "fine"
-        stroke = tag(f"path.{style}", d=path(spots))
+        stroke = tag(f"path.curve.{style}", d=f"M{'L'.join(spots)}")
         tip = f"{trial.name}: {', '.join(values)}"
         lines.append(
             tag(
                 "g",
                 stroke,
                 style=colour(tints.get(trial.number, i)),
-                data_run=trial.name,
+                data_names=json.dumps([trial.name]),
                 data_tip=tip,
             )
         )
@@ -144,7 +145,7 @@ def coordinates(sweep, trials, tints):
         names.append(tag("b", name, style=f"left:{left};bottom:100%"))
         for height, text in axis.marks():
             names.append(tag("span", text, style=f"left:{left};bottom:{100 * height:.2f}%"))
-    figure = tag("figure.chart.parallel", tag("div.area", drawing), tag("div.marks", names))
+    figure = tag("figure.chart.parallel", drawing, tag("div.marks", names))
     return section("Values and results", figure, note("The lines of the best trials are bold."))
 
 

@@ -520,11 +520,6 @@ def test_pipes_and_huge_files_are_not_read(run, make, why):
         Wandb(None, None, None, None, (), None, "allow", "offline").saved_id(run / "wandb_id")
 
 
-def charts(page):
-    figures = page.all("figure")
-    return [text for _, attributes, text, _ in figures if attributes["class"].startswith("chart")]
-
-
 @pytest.mark.parametrize("make", [pipe, huge])
 def test_a_report_shows_which_files_it_does_not_read(run, make):
     save_pictures(run)
@@ -537,7 +532,7 @@ def test_a_report_shows_which_files_it_does_not_read(run, make):
     problems = "\n".join(page.texts("p", class_="problem"))
     for name in ("environment.json", "first_batch.png", "worst-test.json", "mine.png"):
         assert f"{name} " in problems
-    assert charts(page) == charts(whole) != []
+    assert page.charts() == whole.charts() != {}
 
 
 def test_a_report_shows_nothing_that_links_lead_to(run, tmp_path):
@@ -568,11 +563,11 @@ def test_a_line_without_end_and_too_many_names_are_bounded(run, monkeypatch):
     (run / "metrics.jsonl").write_text(text)
     metrics = read_metrics(run / "metrics.jsonl")
     assert metrics.problem == "1 line of metrics.jsonl cannot be read and is left out"
-    assert len(metrics.lines) <= 50 and not any(name.startswith("xxx") for name in metrics.lines)
+    assert len(metrics.within) <= 50 and not any(name.startswith("xxx") for name in metrics.within)
     (run / "metrics.jsonl").write_text(
         text + "".join(f'{{"epoch": 1, "step": 4, "n{i}": 1}}\n' for i in range(90))
     )
-    assert len(read_metrics(run / "metrics.jsonl").lines) == len(metrics.lines)
+    assert len(read_metrics(run / "metrics.jsonl").within) == len(metrics.within)
     last = {"end_of_epoch": True, "test_loss": 0.5}  # bounded on its own
     (run / "metrics.jsonl").write_text(f"{json.dumps(row | names)}\n{json.dumps(row | last)}\n")
     assert set(read_metrics(run / "metrics.jsonl").epochs) == {"test_loss"}

@@ -73,8 +73,10 @@ def find_lr(parts, steps):
     echo(*lines, sep="\n")
     target = Path(parts.checkpoint.dir) / parts.title / "find-lr.html"
     target.parent.mkdir(parents=True, exist_ok=True)
-    ring = result.suggested and 1 + int(np.argmin(abs(np.log(factors / result.suggested))))
-    text = page(parts.title, lines, name, first * factors, losses, curve, ring)
+    tried = first * factors
+    at = result.suggested and int(np.argmin(abs(np.log(factors / result.suggested))))
+    best = result.suggested and float(tried[at])
+    text = page(parts.title, lines, name, tried, losses, curve, best)
     atomic_write(target, text.encode())
     print(f"The curve is drawn in {target}")
     return DONE
@@ -171,25 +173,21 @@ def short(number):
     return f"{number:.2g}"
 
 
-def page(title, lines, name, rates, losses, curve, ring):
-    """The page with the curve; `ring` is the step at which a ring marks the suggestion, or None."""
-    from training.report.charts import Axis, Line, chart
+def page(title, lines, name, rates, losses, curve, best):
+    """The page with the curve; a ring marks the suggested rate `best`, unless it is None."""
+    from training.report.curves import Line, chart
     from training.report.markup import headline, section, tag
     from training.report.page import document
+    from training.report.rows import Curve
 
-    count = len(rates)
-    steps = np.arange(1, count + 1)
-    ticks = [
-        (int(i) + 1, short(rates[i])) for i in np.linspace(0, count - 1, 7).round().astype(int)[1:]
-    ]
     drawn = [
-        Line("loss", 0, (steps, losses), "fine", in_tooltip=False),
-        Line("smoothed", 0, (steps, curve), best=ring),
+        Line(["loss"], 0, Curve(rates, losses), "fine"),
+        Line(["smoothed"], 0, Curve(rates, curve), best=best),
     ]
     remark = "Thin: the loss of each step. Thick: smoothed."
-    remark += " The ring is at the suggested learning rate." if ring else ""
-    axis = Axis(count, (name.rpartition(".")[2],), ticks, [])
-    figure = chart("train_loss", drawn, axis, count, remark=remark, named=False)
+    remark += " The ring is at the suggested learning rate." if best else ""
+    axis = {"x_name": name.rpartition(".")[2], "log_x": True}
+    figure = chart("train_loss", drawn, len(rates), remark=remark, **axis)
     found = section("What was found", [tag("p", line) for line in lines])
     body = [headline(title, "learning-rate range test"), found]
     return document([title, "learning rate"], [*body, section("Loss by learning rate", figure)])

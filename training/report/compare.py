@@ -3,7 +3,7 @@
 import json
 
 from training.report import facts
-from training.report.charts import colour
+from training.report.curves import colour
 from training.report.markup import DOT, headline, note, section, table, tag
 from training.report.numbers import plain
 from training.report.read import direction
@@ -40,13 +40,13 @@ def standings(runs, target):
     reached = {name: [value_of(run, name) for run in runs] for name in names}
     rows = []
     for i, run in enumerate(runs):
-        swatch, label = tag("i", style=colour(i), class_="swatch"), run.label
-        first = tag("th", swatch, facts.link(run.folder, label, target), scope="row")
+        swatch = tag("i.swatch", style=colour(i))
+        first = tag("th", swatch, facts.link(run.folder, run.label, target), scope="row")
         cells = [value_cell(reached[n], i, direction(n, run.config.value)) for n in names]
         rows.append([first, facts.state(run), *cells, *(fact(run) for fact in LENGTHS.values())])
     head = ["run", "", *(name.replace("_", " ") for name in names), *LENGTHS]
     remark = "The best value and its epoch, or else that of the test after training, or the last."
-    return section("Runs", table(head, rows, class_="standings"), note(remark))
+    return section("Runs", table(head, rows, "standings"), note(remark))
 
 
 def held_out(run):
@@ -70,9 +70,8 @@ def value_cell(reached, i, sign):
     value, which = reached[i]
     known = [sign * other for other, _ in reached if sign and other == other]
     first = len(known) > 1 and sign * value == min(known)
-    text = tag("b", plain(value)) if first else plain(value)
-    kind = tag("small", f" {which}") if which else None
-    return tag("td", text, kind, class_="first" if first else None)
+    text = tag("b.first", plain(value)) if first else plain(value)
+    return tag("td", text, tag("small", f" {which}") if which else None)
 
 
 def differences(runs):

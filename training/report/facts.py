@@ -9,7 +9,7 @@ import numpy as np
 
 from training.report.markup import DOT, definitions, folded, headline, note, section, table, tag
 from training.report.numbers import duration, plain
-from training.report.read import picture_files
+from training.report.read import File, picture_files
 from utils import format_bytes, relative_path
 
 TILES = 8
@@ -21,8 +21,7 @@ UNCOMPARED = ("$schema", "title")  # keys that do not count as a difference betw
 def header(run):
     """The top of a page about one run."""
     began, ended = run.log["began"], run.log["ended"]
-    same_day = began and ended and began[:11] == ended[:11]
-    times = f"{began} to {ended[11:] if same_day else ended}" if began and ended else None
+    times = f"{began} to {ended}" if began and ended else None
     subtitle = DOT.join(filter(None, [run.name, times, model_and_data(run)]))
     return headline([run.title, " ", state(run)], subtitle)
 
@@ -47,8 +46,7 @@ def glance(run):
     for name, value in sorted(metrics.final.items(), key=lambda item: item[0].endswith("_loss")):
         tested = metrics.tested.removeprefix("checkpoint-").replace("_", " ")
         tiles.append(tile(f"final {name}", value, f"after training, of {tested}"))
-    across = len(tiles) if len(tiles) in (5, 6) else 4
-    row = tag("div.tiles", tiles[:TILES], style=f"--n:{across}") if tiles else None
+    row = tag("div.tiles", tiles[:TILES]) if tiles else None
     return tag("section.glance", row, strip(run), warnings(run))
 
 
@@ -89,10 +87,7 @@ def epochs_done(run):
 
 def parameters(run):
     """The number of parameters as text, or None."""
-    facts = run.environment.value.get("facts")
-    number = facts.get("parameters") if isinstance(facts, dict) else None
-    number = number if isinstance(number, int) else run.log["parameters"]
-    return f"{number:,}" if number else None
+    return f"{run.log['parameters']:,}" if run.log["parameters"] else None
 
 
 def time_of(run):
@@ -130,53 +125,43 @@ def warnings(run):
 
 def configuration(run):
     """The config, with a line for each part, and as a whole."""
-    config, fault = run.config
-    if fault:
-        return section("Config", tag("p.problem", fault))
-    rows = [(key, as_call(value)) for key, value in config.items() if key != "$schema"]
-    whole = tag("pre", json.dumps(config, indent=2, ensure_ascii=False))
-    return section("Config", definitions("facts", rows), folded("config.json", whole))
-
-
-def as_call(value):
-    """A value of a config in one line; a named part as a call."""
-    if isinstance(value, list):
-        return f"[{', '.join(map(as_call, value))}]"
-    if not isinstance(value, dict):
-        return json.dumps(value, ensure_ascii=False)
-    if isinstance(value.get("name"), str) and value.keys() <= {"name", "args"}:
-        args = value.get("args")
-        return f"{value['name']}({assignments(args) if isinstance(args, dict) else ''})"
-    return assignments(value) or "{}"
-
-
-def assignments(values):
-    return ", ".join(f"{key}={as_call(value)}" for key, value in values.items())
+    whole = tag("pre", json.dumps(run.config.value, indent=2, ensure_ascii=False))
+    return object_section("Config", run.config, folded("config.json", whole))
 
 
 def environment(run):
     """The machine and the software on which the run ran."""
     facts, fault = run.environment
-    if fault:
-        return section("Environment", tag("p.problem", fault))
     if isinstance(facts.get("command"), list):
         facts = facts | {"command": " ".join(map(str, facts["command"]))}
-    rows = [(key, shown_value(value)) for key, value in facts.items() if value not in ("", None)]
-    return section("Environment", definitions("facts", rows))
+    return object_section("Environment", File(facts, fault))
 
 
-def shown_value(value):
-    """A value of environment.json without its brackets."""
-    if isinstance(value, dict):
-        if any(isinstance(inner, dict) for inner in value.values()):
-            return tag(
-                "ul", [tag("li", f"{k}: ", shown_value(inner)) for k, inner in value.items()]
-            )
-        return ", ".join(f"{key} {inner}" for key, inner in value.items())
+def object_section(title, file, *more):
+    """The entries of a JSON file, or why it cannot be read."""
+    if file.problem:
+        return section(title, tag("p.problem", file.problem))
+    known = {key: value for key, value in file.value.items() if value not in ("", None)}
+    rows = [(key, as_call(value)) for key, value in known.items() if key != "$schema"]
+    return section(title, definitions("facts", rows), *more)
+
+
+def as_call(value):
+    """A value of a JSON file in one line; a named part of a config as a call."""
+    if isinstance(value, str):
+        return value
     if isinstance(value, list):
-        times = " \N{MULTIPLICATION SIGN} " if all(isinstance(v, int) for v in value) else ", "
-        return times.join(map(str, value))
-    return str(value)
+        return f"[{', '.join(map(as_call, value))}]"
+    if not isinstance(value, dict):
+        return json.dumps(value)
+    name, args = value.get("name"), value.get("args", {})
+    if isinstance(name, str) and isinstance(args, dict) and value.keys() <= {"name", "args"}:
+        return f"{name}({assignments(args)})"
+    return f"{{{assignments(value)}}}"
+
+
+def assignments(values):
+    return ", ".join(f"{key}={as_call(value)}" for key, value in values.items())
 
 
 def files(run, target):
@@ -188,7 +173,7 @@ def files(run, target):
         name = f"{path.relative_to(run.folder)}{'/' * path.is_dir()}"
         rows.append([link(path, name, target), size(path)])
     more = note(f"and {len(paths) - FILES} more") if len(paths) > FILES else None
-    return section("Files", table(["file", "size"], rows, class_="files"), more)
+    return section("Files", table(["file", "size"], rows), more)
 
 
 def link(path, text, target):

@@ -26,21 +26,20 @@ def tag(name, /, *children, **attributes):
     written = ""
     for key, value in ({"class": " ".join(classes) or None} | attributes).items():
         if value is not None and value is not False:
-            written += f" {key.rstrip('_').replace('_', '-')}"
-            written += "" if value is True else f'="{html.escape(str(value))}"'
+            written += f' {key.replace("_", "-")}="{html.escape(str(value))}"'
     return Html(f"<{name}{written}>{escaped(children)}</{name}>")
 
 
 def empty(name, /, **attributes):
     """An element that cannot have children."""
-    return Html(tag(name, **attributes).removesuffix(f"</{name}>"))
+    return Html(tag(name, **attributes).rpartition("</")[0])
 
 
-def data(value):
+def data(value, **attributes):
     """A value for the page's script."""
     # "<" is escaped, since "</script>" in the value would end the element.
     text = json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
-    return Html(f'<script type="application/json">{text}</script>')
+    return tag("script", Html(text), type="application/json", **attributes)
 
 
 def note(text):
@@ -70,12 +69,13 @@ def definitions(name, pairs):
     return tag(f"dl.{name}", rows)
 
 
-def table(head, rows, **attributes):
-    """A table; a cell that is a td or th element is used unchanged."""
+def table(head, rows, kind="", **attributes):
+    """A table of a class; a cell that is a td or th element is used unchanged."""
 
-    def line(cells, kind):
+    def line(cells, name):
         ready = [isinstance(c, Html) and c.startswith(("<td", "<th")) for c in cells]
-        return tag("tr", [c if r else tag(kind, c) for c, r in zip(cells, ready, strict=True)])
+        return tag("tr", [c if r else tag(name, c) for c, r in zip(cells, ready, strict=True)])
 
     body = tag("tbody", [line(row, "td") for row in rows])
-    return tag("div.wide", tag("table", tag("thead", line(head, "th")), body, **attributes))
+    thead = tag("thead", line(head, "th"))
+    return tag("div.wide", tag(f"table.{kind}", thead, body, **attributes))

@@ -2,21 +2,22 @@
 
 import base64
 import hashlib
+import html
+import re
 from pathlib import Path
 
 from training.report.compare import comparison_header, differences, label_runs, standings
 from training.report.curves import curves
 from training.report.facts import configuration, environment, files, glance, header
-from training.report.markup import DOT, Html, data, empty, tag
-from training.report.mistakes import first_batch, mistakes
-from training.report.pictures import pictures
+from training.report.markup import DOT, escaped
+from training.report.mistakes import mistakes
+from training.report.pictures import first_batch, pictures
 from training.report.read import read_run
 from training.report.samples import samples
 from utils import UserError
 from utils.files import atomic_write
 
-HERE = Path(__file__).parent
-EPOCHS = 5000  # with more, pointing at a chart shows the step without the epoch
+TEMPLATE = Path(__file__).with_name("page.html")
 
 
 def write_report(folders, target=None):
@@ -41,33 +42,18 @@ def page(runs, target):
     if len(runs) == 1:
         parts = [header(run), glance(run), curves(runs), samples(run), mistakes(run)]
         parts += [pictures(run), first_batch(run), configuration(run), environment(run)]
-        parts.append(files(run, target))
-        return document([run.title, run.name], parts, sorted(run.metrics.epoch_at))
+        return document([run.title, run.name], [*parts, files(run, target)])
     parts = [comparison_header(runs), standings(runs, target), curves(runs), differences(runs)]
     return document([run.label for run in runs[:4]], parts)
 
 
-def document(names, parts, ends=()):
-    """A whole document of these names and parts; `ends` are the steps that ended an epoch."""
-    script = HERE.joinpath("script.js").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    # Only this script runs, and nothing is fetched.
-    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
-    policy += f"script-src 'sha256-{digest}'"
-    head = tag(
-        "head",
-        empty("meta", charset="utf-8"),
-        empty("meta", http_equiv="Content-Security-Policy", content=policy),
-        empty("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        empty("meta", name="color-scheme", content="light dark"),
-        tag("title", DOT.join(names)),
-        tag("style", Html(HERE.joinpath("style.css").read_text(encoding="utf-8"))),
-    )
-    body = tag(
-        "body",
-        tag("main", parts),
-        tag("div", id="tip", role="status", hidden=True),
-        tag("div", data(list(ends) if len(ends) <= EPOCHS else []), id="ends", hidden=True),
-        tag("script", Html(script)),
-    )
-    return "<!doctype html>\n" + tag("html", head, body, lang="en")
+def document(names, parts):
+    """The template with these names as its title and these parts as its content."""
+    template = TEMPLATE.read_text(encoding="utf-8")
+    script = template.partition("<script>")[2].partition("</script>")[0]
+    values = {
+        "digest": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        "title": html.escape(DOT.join(names)),
+        "body": escaped(parts),
+    }
+    return re.sub(r"{{(\w+)}}", lambda place: values[place[1]], template)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from utils.files import inside, lines_of
+from utils.files import inside, is_count, is_number, lines_of
 
 # The keys that describe a row; all others are measured values.
 ROW_KEYS = {"epoch", "step", "initial", "final", "end_of_epoch", "evaluation", "each_step"}
@@ -29,8 +29,7 @@ class Curve(NamedTuple):
 class Metrics:
     """The columns of metrics.jsonl."""
 
-    lines: dict = field(default_factory=dict)  # {name: Curve} of the log lines within epochs
-    steps: dict = field(default_factory=dict)  # {name: Curve} of the rows for single steps
+    within: dict = field(default_factory=dict)  # {name: Curve} of single steps, or else log lines
     epochs: dict = field(default_factory=dict)  # {name: Curve} of epochs and of evaluations
     epoch_at: dict = field(default_factory=dict)  # {step: the epoch that ended with it}
     epoch_of: dict = field(default_factory=dict)  # {step of one of `epochs`: its epoch}
@@ -40,20 +39,16 @@ class Metrics:
     last_step: int = 0
     problem: str | None = None
 
-    def within_epochs(self, name):
-        """The Curve of single steps, or else of log lines, or None."""
-        return self.steps.get(name) or self.lines.get(name)
-
     def finest(self, name):
         """The Curve with the most points, for values that mean the same within and after epochs."""
-        return self.within_epochs(name) or self.epochs.get(name) or Curve(np.empty(0), np.empty(0))
+        return self.within.get(name) or self.epochs.get(name) or Curve(np.empty(0), np.empty(0))
 
     def coarsest(self, name):
         """The Curve of the ends of epochs, or else the one within epochs, or None."""
-        return self.epochs.get(name) or self.within_epochs(name)
+        return self.epochs.get(name) or self.within.get(name)
 
     def names(self):
-        return list(dict.fromkeys([*self.epochs, *self.lines, *self.steps, *self.initial]))
+        return list(dict.fromkeys([*self.epochs, *self.within, *self.initial]))
 
     def sets(self):
         """The datasets that were measured (each has a loss), the training set first."""
@@ -77,7 +72,7 @@ class Metrics:
 
 def read_metrics(path):
     """The columns of a metrics.jsonl; damaged lines are skipped."""
-    metrics, broken, complete, size = Metrics(), 0, True, 0
+    metrics, single_steps, broken, complete, size = Metrics(), {}, 0, True, 0
     try:
         for line in lines_of(inside(path.parent, path.name)):
             complete, size = line.endswith(b"\n"), size + len(line)
@@ -85,8 +80,7 @@ def read_metrics(path):
                 metrics.problem = f"{path.name} is too large; only its beginning is shown"
                 break
             try:
-                row = json.loads(line)
-                add_row(metrics, row, count(row["epoch"]), count(row["step"]))
+                add_row(metrics, single_steps, json.loads(line))
             except (ValueError, KeyError, TypeError, RecursionError):
                 broken += bool(line.strip())
     except FileNotFoundError:
@@ -97,13 +91,16 @@ def read_metrics(path):
         metrics.problem = f"{broken} lines of {path.name} cannot be read and are left out"
     elif broken and complete:  # an incomplete last line may be one that is being written
         metrics.problem = f"1 line of {path.name} cannot be read and is left out"
-    for columns in (metrics.lines, metrics.steps, metrics.epochs):
-        columns.update({name: in_order(*pair) for name, pair in columns.items()})
+    metrics.within = in_order(metrics.within | single_steps)
+    metrics.epochs = in_order(metrics.epochs)
     return metrics
 
 
-def add_row(metrics, row, epoch, step):
+def add_row(metrics, single_steps, row):
     """Add one row of metrics.jsonl to the columns."""
+    epoch, step = row["epoch"], row["step"]
+    if not is_count(epoch) or not is_count(step):
+        raise ValueError("a row without its place")
     values = {name: number(value) for name, value in row.items() if name not in ROW_KEYS}
     values = {name: value for name, value in values.items() if value is not None}
     metrics.last_step = max(metrics.last_step, step)
@@ -112,7 +109,7 @@ def add_row(metrics, row, epoch, step):
         columns.update({name: value for name, value in values.items() if math.isfinite(value)})
         metrics.tested = str(row["final"]) if row.get("final") else metrics.tested
         return
-    columns = metrics.steps if row.get("each_step") else metrics.lines
+    columns = single_steps if row.get("each_step") else metrics.within
     if row.get("evaluation") or row.get("end_of_epoch"):
         columns, metrics.epoch_of[step] = metrics.epochs, epoch
     if row.get("end_of_epoch"):
@@ -125,29 +122,17 @@ def add_row(metrics, row, epoch, step):
         column.append(value)
 
 
-def count(value):
-    """The value, if it is a whole number from 0; otherwise ValueError."""
-    if not isinstance(value, int) or not 0 <= value < 2**53:
-        raise ValueError(f"{value!r} is not a count")
-    return value
-
-
 def number(value):
-    """A float; NaN for null and for an integer that is too large; None for anything else."""
-    if isinstance(value, float):
-        return value
-    if value is None:
-        return math.nan
-    if isinstance(value, bool) or not isinstance(value, int):
-        return None
-    return float(value) if abs(value) < 2**1000 else math.nan
+    """A float; NaN for null and for what is too large or not finite; None for anything else."""
+    if is_number(value):
+        return float(value)
+    return math.nan if value is None or type(value) in (int, float) else None
 
 
-def in_order(steps, values):
-    """A Curve with ascending steps; of two values for one step, the later one counts."""
-    steps, values = np.array(steps), np.array(values)
-    values[~np.isfinite(values)] = math.nan
-    if (np.diff(steps) <= 0).any():
-        steps, last = np.unique(steps[::-1], return_index=True)
-        values = values[::-1][last]
-    return Curve(steps, values)
+def in_order(columns):
+    """{name: Curve} with ascending steps; of two values for one step, the later one counts."""
+    curves = {}
+    for name, (steps, values) in columns.items():
+        steps, last = np.unique(np.array(steps)[::-1], return_index=True)
+        curves[name] = Curve(steps, np.array(values)[::-1][last])
+    return curves

@@ -2,6 +2,8 @@
 
 import json
 
+import numpy as np
+
 from training.report.markup import DOT, folded, note, section, tag
 from utils import cut
 from utils.files import inside, lines_of
@@ -25,10 +27,12 @@ def samples(run):
     if not steps:
         return None
     newest = sorted(steps, reverse=True)
-    shown = spread(newest, STEPS)
+    places = np.linspace(0, len(newest) - 1, min(STEPS, len(newest)))
+    shown = [newest[i] for i in places.round().astype(int)]
     parts = []
     for i, step in enumerate(shown):
-        title, texts = title_of(step, steps[step]), texts_of(steps[step])
+        title = f"step {step:,}{DOT}epoch {steps[step][0]['epoch']:,}"
+        texts = texts_of(steps[step])
         parts.append(tag("div", tag("h3", title), texts) if i < OPEN else folded(title, texts))
     left = len(newest) - len(shown)
     more = f"and the texts of {left} more steps in {FILE}" if left else None
@@ -50,17 +54,6 @@ def read_samples(path):
         except (ValueError, KeyError, TypeError, RecursionError):
             continue  # one that is damaged, or being written
     return steps
-
-
-def spread(ordered, most):
-    """At most `most` of the steps, with the first and the last."""
-    if len(ordered) <= most:
-        return ordered
-    return [ordered[round(i * (len(ordered) - 1) / (most - 1))] for i in range(most)]
-
-
-def title_of(step, rows):
-    return f"step {step:,}{DOT}epoch {rows[0]['epoch']:,}"
 
 
 def texts_of(rows):

@@ -152,14 +152,14 @@ class Page(HTMLParser):
         return [text for _, _, text, _ in self.all(tag, **attributes)]
 
     def charts(self):
-        """{title: the data that its script shows}"""
-        figures = [text for _, a, text, _ in self.all("figure") if a["class"].startswith("chart")]
-        titles = [e[2] for e in self.all("h3") if e[3][-2:] == ["figure", "figcaption"]]
-        titles = [
-            title for title in titles if title not in ("confusion matrix", "worst predictions")
-        ]
-        pairs = zip(titles, figures, strict=True)
-        return {title: json.loads(text[text.index("{") :]) for title, text in pairs}
+        """{title: the data that the page's script draws}"""
+        title, charts = None, {}
+        for name, _, text, around in self.elements:
+            if name == "h3":
+                title = text
+            elif name == "script" and around[-1] == "figure":
+                charts[title] = json.loads(text)
+        return charts
 
 
 def report(*folders, **options):

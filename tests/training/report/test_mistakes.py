@@ -77,17 +77,20 @@ def test_the_newest_pictures_of_callbacks_are_in_the_page(tmp_path):
     named = {name: base64.b64decode(shown[name]) for name in shown if name in drawn}
     assert named == expected
     assert len(shown) == len(expected) + 2  # a mistake, and the first batch
-    assert "broken.png is not shown" in page.source and "and 3 more in pictures/" in page.source
+    assert "broken.png cannot be shown" in page.source and "and 3 more in pictures/" in page.source
 
 
-def test_matrices_of_many_classes_are_drawn(tmp_path):
+def test_of_a_matrix_of_many_classes_the_callbacks_picture_is_shown(tmp_path):
     folder = save(tmp_path / "run")
     matrix = np.eye(50, dtype=int) * 5 + np.eye(50, k=2, dtype=int)
     save_pictures(folder, matrix=matrix.tolist())
-    squares = [attributes for _, attributes, _, _ in report(folder).all("rect")]
-    assert len(squares) == 50 + 48
-    wrong = next(square for square in squares if "2, taken for 4: 1" in square["data-tip"])
-    assert {"x": "4", "y": "2", "class": "wrong"}.items() <= wrong.items()
+    assert "2 taken for 4" in report(folder).texts("td")  # also without the picture
+    drawn = png(np.full((5, 5), 7, np.uint8))
+    (folder / "pictures" / "confusion_matrix-test.png").write_bytes(drawn)
+    page = report(folder)
+    [picture] = page.all("img", alt="rows: true label, columns: predicted")
+    assert picture[1]["src"].endswith(f",{base64.b64encode(drawn).decode()}")
+    assert "2 taken for 4" in page.texts("td")
 
 
 def test_classes_are_called_by_their_names_and_unknown_ones_by_numbers(tmp_path):
