@@ -9,7 +9,7 @@ return, does no harm.
 import os
 import socket
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Event, Thread
 
 from utils import WINDOWS
@@ -34,7 +34,9 @@ def create(path, text):
 
 def claims_of(folder, run):
     """The claims of a run, the newest last."""
-    return sorted(inside(folder, "claims").glob(f"{run}.*"), key=lambda path: int(path.suffix[1:]))
+    found = inside(folder, "claims").glob(f"{run}.*")
+    numbered = [path for path in found if path.suffix[1:].isdecimal()]
+    return sorted(numbered, key=lambda path: int(path.suffix[1:]))
 
 
 def is_claimed(folder, run):
@@ -73,7 +75,8 @@ def claimed(folder, run):
 
     def renew():
         while not over.wait(RENEWED):
-            os.utime(claim)
+            with suppress(OSError):  # the file system may be away for a moment
+                os.utime(claim)
 
     Thread(target=renew, daemon=True).start()
     try:

@@ -106,6 +106,8 @@ def settle(before, worker, interrupted):
             none = f"no finite {sweep.monitor} at the end of an epoch"
             value = none if score is None else f"{sweep.monitor} {score:.4f}"
             print_line(trial.name, f"{how} after epoch {trial.epochs}: {value}")
+        else:
+            print_line(trial.name, "is trained by another process")
 
 
 def ending(code):

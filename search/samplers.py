@@ -1,8 +1,8 @@
 """Samplers: which values the trials of a sweep have.
 
-`ask(number)` returns the values of a trial, {path.to.key: value}, of at most `count`. A sampler
-that `learns` proposes them one after the other, and `tell` passes it the results of those before;
-the trials of the others are known from the beginning.
+`ask(number)` returns the values of a trial, {path.to.key: value}. The `count` trials of a grid and
+those that are drawn at random are known from the beginning; Optuna proposes one after the other,
+and `tell` passes it the results of those before.
 """
 
 import math
@@ -17,8 +17,6 @@ from utils import UserError
 class Grid:
     """Every combination of the values and the variants."""
 
-    learns = False
-
     def __init__(self, spec):
         combinations = product(*spec.domains.values())
         self.all = [dict(zip(spec.domains, values, strict=True)) for values in combinations]
@@ -31,8 +29,6 @@ class Grid:
 class Random:
     """Values that depend only on the seed and on the number of the draw; every variant has the
     same ones."""
-
-    learns = False
 
     def __init__(self, spec):
         self.spec = spec
@@ -63,8 +59,6 @@ def one_of(values, rng):
 class Optuna:
     """Values that Optuna's TPESampler proposes."""
 
-    learns = True
-
     def __init__(self, spec):
         try:
             import optuna
@@ -72,7 +66,7 @@ class Optuna:
             fix = 'install it (pip install optuna), or use "sampler": "random"'
             raise UserError(f"sampler: optuna is not installed; {fix}") from None
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.optuna, self.spec, self.count = optuna, spec, spec.trials
+        self.optuna, self.spec = optuna, spec
         self.study = optuna.create_study()
         self.distributions = {key: self.distribution(d) for key, d in spec.domains.items()}
 
@@ -120,8 +114,10 @@ def sampler_of(spec):
 
 def planned(spec):
     """The values of all trials that are known before the first one starts."""
+    if spec.how == "optuna":
+        return []
     sampler = sampler_of(spec)
-    return [] if sampler.learns else [sampler.ask(number) for number in range(sampler.count)]
+    return [sampler.ask(number) for number in range(sampler.count)]
 
 
 def to_check(spec):
