@@ -20,7 +20,7 @@ from search.checks import check_stored
 from search.loop import train_all
 from search.page import run_of, write_page
 from search.spec import parse_spec
-from search.sweep_folder import Sweep, Trial, merged, name_of, read_sweep
+from search.sweep_folder import Sweep, Trial, merged, name_of, propose, read_sweep
 from search.trial import Pause
 from sweep import best_config, main
 from tests.processes import ROOT, call, captured, finished, start, wait_for_line
@@ -383,6 +383,23 @@ def test_one_process_at_a_time_claims_a_trial_and_a_dead_claim_is_taken_over(tmp
         assert not mine
 
 
+def test_the_proposals_of_optuna_are_shared_through_the_folder(tmp_path):
+    pytest.importorskip("optuna")
+    keys = {RATE: {"log_uniform": [1e-4, 0.1]}, "seed": [1, 2]}
+    new = sweep_of(tmp_path, keys=keys, trials=2, sampler="optuna")
+    new.folder.mkdir(parents=True)
+    new.save()
+    new = read_sweep(new.folder)
+    one, same_one = propose(new), propose(new)  # as two processes do at the same time
+    assert one == same_one and len(one.trials) == 1 and one.may_propose()
+    both = propose(one)
+    assert len(both.trials) == 2 and not both.may_propose()
+    assert list(both.due()[0]) == ["trial_000", "trial_001"]
+    (new.folder / "trial_000.json").write_text("{}")
+    with pytest.raises(UserError, match=r"trial_000\.json: is not what a sweep wrote"):
+        read_sweep(new.folder)
+
+
 def test_an_array_of_slurm_has_the_trials_that_are_left(tmp_path):
     sweep = sweep_of(tmp_path, [[(9, 0.5)], [], [(9, 0.1)], []], workers=2, engine="slurm")
     sweep.folder.mkdir(parents=True)
@@ -530,12 +547,9 @@ def test_a_program_that_is_killed_continues_and_its_trials_have_the_values_of_si
             assert epoch == other and value == pytest.approx(expected, rel=1e-4)
     config, best = best_config(read_sweep(folder)), best_config(read_sweep(whole))
     assert config["optimizer"] == best["optimizer"] and config["training"] == best["training"]
-    last = f"{program / 'checkpoint-epoch_4.params'}:1"
-    code, out, _ = call(tmp_path, "--evaluate", last)
-    expected = rows_of(whole / "trial_001")[-1]["test_loss"]
-    assert code == 0 and json.loads(out)["metrics"]["test_loss"] == pytest.approx(
-        expected, rel=1e-4
-    )
+    code, out, _ = call(tmp_path, "--evaluate", program)
+    value, expected = json.loads(out)["metrics"], rows_of(whole / "trial_001")[-1]["test_loss"]
+    assert code == 0 and value["test_loss/1"] == pytest.approx(expected, rel=1e-4)
     code, out, _ = run_train(tmp_path, "--resume", program, "training.epochs=5")
     assert code == 0 and "Changed: training.epochs: 4 -> 5" in out
 
