@@ -1,6 +1,6 @@
 """Sixteen learning rates in three ways, as whole processes of the sample for one epoch, taking
 turns: as sixteen runs of train.py, one after the other; as one run whose replicas have them
-(training.vary); and as one sweep, which makes a program of them and a folder for each.
+(training.vary); and as one sweep, which makes a program of them.
 
 python -m benchmarks.vary [--rounds 3]
 python -m benchmarks.vary --tiny --out FILE     two rates of a small model, once: whether it works

@@ -1,13 +1,14 @@
-"""The checks before the first trial starts: the config is tried with the values of every trial."""
+"""The checks before the first trial starts: the config is tried with the values of every trial, and
+whether the trials can be the replicas of one run (training.vary), as one program."""
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
-from search.form import with_form
-from search.samplers import check_installed, planned, to_check
-from search.sweep_folder import Sweep, Trial, with_values
-from utils import UserError
+from search.samplers import planned, sampler_of, to_check
+from search.sweep_folder import TOGETHER, Sweep, Trial, name_of, with_values
+from utils import UserError, first_line
 from wiring.build import build
 from wiring.config import read_layers, refuse_elsewhere
 from wiring.own_modules import look_in
@@ -18,13 +19,13 @@ NAMED = 3  # trials that a message names
 def checked_sweep(file, overrides, spec, trusted=True):
     """The Sweep of a config file and a Spec, with all trials that are known; raises the problems of
     all of them at once."""
-    check_installed(spec)
+    sampler_of(spec)  # it may not be installed
     config, layers = read_layers(file, overrides, trusted)
     if not trusted:
         refuse_elsewhere(file, config | {"run_name": spec.name}, layers)
-    recipe, sets = check_trials(config, file, to_check(spec), spec.how != "optuna", trusted)
+    recipe, sets = check_trials(config, file, spec, to_check(spec), trusted)
     checkpoint, training = recipe.for_sets(sets).checkpoint, recipe.training
-    problems = []
+    every, problems = training.evaluations().get("epochs"), []
     if config.get("distributed"):
         problems.append("distributed: a trial is one process; leave it out")
     if checkpoint.monitor is None:
@@ -33,18 +34,18 @@ def checked_sweep(file, overrides, spec, trusted=True):
             "checkpoint.monitor: no metric says which trial is better; "
             f"{fix}checkpoint.monitor=test_loss"
         )
-    if spec.halving and (not training.eval_every or spec.halving.first % training.eval_every):
+    if spec.halving and (not every or spec.halving["first"] % every):
         problems.append(
-            f"training.eval_every: must divide halving.first, {spec.halving.first}, so that the "
+            f"training.eval_every: must divide halving.first, {spec.halving['first']}, so that the "
             f"metric is known where trials pause; found {training.eval_every}"
         )
-    evaluated = (checkpoint.monitor or "").split("_")[0] in recipe.sets_in_epochs(sets)
-    by_epochs = training.max_steps is None and training.max_seconds is None
-    planned_epochs = [values.get("training.epochs", training.epochs) for values in to_check(spec)]
-    epochs = min(filter(None, planned_epochs), default=math.inf)
     if spec.halving and training.epochs is None:
         problems.append("training.epochs: is null, and halving needs a number, where trials end")
-    if evaluated and by_epochs and training.eval_every > epochs:
+    evaluated = (checkpoint.monitor or "").split("_")[0] in recipe.sets_in_epochs(sets)
+    by_epochs = training.max_steps is None and training.max_seconds is None
+    lengths = [spec.overrides(v).get("training.epochs", training.epochs) for v in to_check(spec)]
+    epochs = min(filter(None, lengths), default=math.inf)
+    if evaluated and by_epochs and (every or 0) > epochs:
         problems.append(
             f"training.eval_every: must be at most training.epochs, {epochs}, so that "
             f"{checkpoint.monitor} is measured; found {training.eval_every}"
@@ -52,34 +53,32 @@ def checked_sweep(file, overrides, spec, trusted=True):
     if problems:
         raise UserError("\n".join(f"{file.name}: {problem}" for problem in problems))
     base = Path(config.get("checkpoint", {}).get("dir", "saved")).expanduser()
-    folder = base / config.get("title", "run")
-    trials = [Trial(number, values) for number, values in enumerate(planned(spec))]
+    folder = base / config.get("title", "run") / spec.name
     about = str(file.resolve()), checkpoint.monitor, checkpoint.sign(), training.epochs
-    sweep = Sweep(folder / spec.name, spec, config, *about, trials)
-    return with_form(sweep, recipe, file.name, trusted, look_in(file.parent))
+    trials = [Trial(n, values, name_of(n)) for n, values in enumerate(planned(spec))]
+    sweep = Sweep(folder, spec, config, *about, trials=tuple(trials))
+    return in_form(sweep, recipe, file, trusted)
 
 
 def check_stored(sweep, trusted):
-    """Refuse a stored sweep whose config imports, or reaches, what the user has not trusted."""
-    file, beyond = Path(sweep.source), {}
-    for trial in sweep.trials:
-        parts = build(sweep.trial_config(trial), file.name, trusted, look_in(file.parent))
-        beyond |= dict.fromkeys(parts.beyond)
-    if beyond:
-        raise UserError("\n".join(beyond))
+    """Refuse a stored sweep whose config is wrong by now, or imports or reaches what the user has
+    not trusted."""
+    values = [trial.values for trial in sweep.trials] or to_check(sweep.spec)
+    check_trials(sweep.config, Path(sweep.source), sweep.spec, values, trusted)
 
 
-def check_trials(config, file, all_values, named, trusted=True):
+def check_trials(config, file, spec, all_values, trusted):
     """(the Recipe of the first trial, {set: its size}), once the parts of all trials are valid and
     fit each other. Numbers with a fraction do not change shapes, so trials that differ only in
-    them are checked by shapes once. With `named`, the messages name the trials."""
+    them are checked by shapes once."""
     from training.commands.start import checked_recipe, sizes_of
 
     found, seen, first, folders = {}, set(), None, look_in(file.parent)
     for number, values in enumerate(all_values):
         shapes = json.dumps([None if isinstance(v, float) else v for v in values.values()])
         try:
-            parts = build(with_values(config, values), file.name, trusted, folders)
+            config_of_trial = with_values(config, spec.overrides(values))
+            parts = build(config_of_trial, file.name, trusted, folders)
             if parts.beyond:
                 raise UserError("\n".join(parts.beyond))
             if shapes not in seen:
@@ -93,8 +92,53 @@ def check_trials(config, file, all_values, named, trusted=True):
         return first
     lines = []
     for line, numbers in found.items():
-        names = ", ".join(f"trial_{number:03d}" for number in numbers[:NAMED])
+        names = ", ".join(map(name_of, numbers[:NAMED]))
         more = f" and {len(numbers) - NAMED} more" if len(numbers) > NAMED else ""
-        everywhere = len(numbers) == len(all_values) or not named
+        everywhere = len(numbers) == len(all_values) or spec.how == "optuna"
         lines.append(line if everywhere else f"{line} ({names}{more})")
     raise UserError("\n".join(lines))
+
+
+def in_form(sweep, recipe, file, trusted):
+    """The sweep with the form that its trials will have: a program where that is possible, unless
+    the spec chooses processes. Raises a UserError if it demands a program that is not possible."""
+    if sweep.spec.form == "processes":
+        return sweep
+    why = why_apart(sweep, recipe, file, trusted)
+    if not why:
+        return replace(sweep, form="program")
+    if sweep.spec.form == "program":
+        fix = 'change that, or use "form": "auto"'
+        raise UserError(f"form: the trials cannot run as one program; {fix}\n  {why}")
+    return replace(sweep, why=first_line(why))
+
+
+def why_apart(sweep, recipe, file, trusted):
+    """Why the trials cannot be the replicas of one run; "" if they can."""
+    from training.commands.start import checked_recipe
+
+    spec, training, trials = sweep.spec, recipe.training, sweep.trials[:TOGETHER]
+    of_one_trial = {
+        "sampler: optuna": spec.how == "optuna",
+        "keys: there is only one trial": len(trials) == 1,
+        "variants": spec.variants,
+        "halving": spec.halving,
+        f"workers: {spec.workers}": spec.workers > 1,
+        f"engine: {spec.engine}": spec.engine != "local",
+        "callbacks (add callbacks=[])": recipe.callbacks,
+        "logging.trackers": recipe.logging.trackers,
+        "training.replicas": training.replicas > 1,
+        "training.vary": training.vary,
+        "training.max_seconds": training.max_seconds,
+        "training.test_at": training.test_at == "end",
+        "training.detect_nans": training.detect_nans,
+        "training.on_nonfinite": training.on_nonfinite == "rollback",
+    }
+    if found := [place for place, is_so in of_one_trial.items() if is_so]:
+        return f"these are for trials that run by themselves: {', '.join(found)}"
+    try:
+        config = sweep.run_config(trials)
+        checked_recipe(build(config, file.name, trusted, look_in(file.parent)))
+    except UserError as error:
+        return str(error)
+    return ""

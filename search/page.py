@@ -1,13 +1,11 @@
 """The comparison of a sweep: a table sorted by the metric, parallel coordinates, and the curves."""
 
 import json
-import math
 from contextlib import suppress
 from dataclasses import replace
 
-from search.spec import is_number
-from training.report.compare import differences
-from training.report.curves import ABSURD, colour, curves
+from search.spec import text_of
+from training.report.curves import colour, curves
 from training.report.facts import link, time_of
 from training.report.markup import headline, note, section, table, tag
 from training.report.numbers import plain
@@ -19,7 +17,7 @@ from utils.files import atomic_write
 PAGE = "comparison.html"
 BOLD = 8  # lines of parallel coordinates that are not faint: those of the best trials
 WIDE, HIGH = 2000, 1000  # units of the drawing, which the page stretches
-WIDEST = 50  # a ratio beyond which an axis is logarithmic
+MARKS = 6  # values of an axis; of more, only the first and the last have their text
 
 
 def write_page(sweep):
@@ -30,38 +28,35 @@ def write_page(sweep):
 
 
 def page(sweep, target):
-    trials = sweep.ranked()
+    groups = sweep.ranked()
+    trials = [trial for group in groups for trial in group.trials]
     runs = {trial.number: run for trial in trials if (run := run_of(sweep, trial))}
     over = sum(trial.over for trial in trials)
     subtitle = f"{len(trials)} trials, {over} of them over, by {sweep.monitor.replace('_', ' ')}"
     parts = [
         headline(sweep.folder.name, subtitle),
-        standings(sweep, trials, runs, target),
-        coordinates(sweep, trials, {number: i for i, number in enumerate(runs)}),
+        standings(sweep, groups, runs, target),
+        coordinates(sweep, groups, list(runs)),
         curves(list(runs.values())) if runs else None,
-        differences(list(runs.values())) if len(runs) > 1 else None,
     ]
-    return document([sweep.folder.name, sweep.config.get("title", "run")], parts)
+    return document([sweep.folder.name, sweep.folder.parent.name], parts)
 
 
 def run_of(sweep, trial):
-    """The Run of a trial, or its part of the Run of a program in progress; None if it has not
-    started, or failed before it had a folder."""
-    programs = [number for number, members in enumerate(sweep.programs) if trial.number in members]
+    """The Run of a trial, or its part of the Run of a program; None if it has not started, or
+    failed before it had a folder."""
     with suppress(UserError):
-        return replace(read_run(sweep.run_dir(trial)), label=trial.name)
-    with suppress(UserError, IndexError):
-        run = read_run(sweep.program_dir(programs[-1]))
-        replica = sweep.programs[programs[-1]].index(trial.number)
-        return replace(run, label=trial.name, metrics=share_of(run.metrics, replica))
+        run = replace(read_run(sweep.run_dir(trial)), label=sweep.label(trial) or trial.name)
+        if trial.replica is None:
+            return run
+        return replace(run, metrics=share_of(run.metrics, f"/{trial.replica}"))
     return None
 
 
-def share_of(metrics, replica):
+def share_of(metrics, end):
     """The Metrics of one replica, under their usual names."""
 
     def own(columns):
-        end = f"/{replica}"
         named = {k.removesuffix(end): curve for k, curve in columns.items() if k.endswith(end)}
         return named | {"seconds": columns["seconds"]} if "seconds" in columns else named
 
@@ -69,122 +64,103 @@ def share_of(metrics, replica):
     return replace(metrics, **{kind: own(getattr(metrics, kind)) for kind in kinds})
 
 
-def standings(sweep, trials, runs, target):
-    """The table of all trials, the best first, with the reason why a trial failed."""
+def standings(sweep, groups, runs, target):
+    """The table of all trials, the best first; those that differ only in their seed share a row."""
     rows, problems, order = [], [], list(runs)
-    for i, trial in enumerate(trials):
-        run, state, value = runs.get(trial.number), sweep.state(trial), trial.score(math.inf)
-        tint = colour(order.index(trial.number)) if run else None  # the colour of its curves
-        swatch = tag("i.swatch", style=tint) if run else None
-        name = link(run.folder, trial.name, target) if run else trial.name
-        shown = plain(value) if value is not None else None
-        is_best = i == 0 and value is not None and trial.failed is None
+    keys = [key for key in sweep.spec.domains if key != "seed"]
+    for i, group in enumerate(groups):
+        names = []
+        for trial in group.trials:
+            if run := runs.get(trial.number):  # the colour is that of its curves
+                names.append(tag("i.swatch", style=colour(order.index(trial.number))))
+            names += [link(run.folder, trial.name, target) if run else trial.name, " "]
+            if trial.failed is not None:
+                text = f"{trial.name}: {first_line(trial.failed)}"
+                problems.append(tag("p.problem", text))
+        states = dict.fromkeys(sweep.state(trial) for trial in group.trials)
+        measured = [runs[trial.number] for trial in group.trials if trial.number in runs]
+        is_best = i == 0 and group.scores() and not group.failed
         rows.append(
             [
-                tag("th", swatch, name, scope="row"),
-                tag(f"span.state.{state}", state),
-                tag("b.first" if is_best else "b", shown),
-                *(text_of(trial.values[key]) for key in sweep.spec.keys),
-                trial.epochs,
-                time_of(run) if run else None,
+                tag("th", *names, scope="row"),
+                [tag(f"span.state.{state}", state) for state in states],
+                tag("b.first" if is_best else "b", result(group)),
+                *(short(group.values[key]) for key in keys),
+                max(trial.epochs for trial in group.trials),
+                time_of(measured[0]) if measured else None,
             ]
         )
-        if trial.failed is not None:
-            problems.append(tag("p.problem", f"{trial.name}: {first_line(trial.failed)}"))
-    head = ["trial", "", sweep.monitor.replace("_", " "), *sweep.spec.keys, "epochs", "time"]
-    remark = "The best value of all epochs."
+    head = ["trial", "", sweep.monitor.replace("_", " "), *keys, "epochs", "time"]
+    remark = "The best value of all epochs"
+    if "seed" in sweep.spec.keys:
+        remark += ", as mean and standard deviation over the seeds"
     if sweep.spec.halving:
-        remark += " Stopped: others were better when it paused."
-    return section("Trials", table(head, rows, "standings"), note(remark), problems)
+        remark += ". Stopped: others were better when it paused"
+    shown = table(head, rows, "standings")
+    return section("Trials", shown, note(f"{remark}."), problems)
 
 
-def text_of(value):
+def result(group):
+    """The mean of a Group, and its spread over the seeds."""
+    spread = group.spread()
+    spreads = "" if spread is None else f" \N{PLUS-MINUS SIGN} {plain(spread)}"
+    return plain(group.mean()) + spreads if group.scores() else None
+
+
+def short(value):
     """A value of a config as short text."""
-    return plain(value) if isinstance(value, float) else cut(json.dumps(value), 60)
+    return plain(value) if isinstance(value, float) else cut(text_of(value), 60)
 
 
-def coordinates(sweep, trials, tints):
-    """Parallel coordinates: one axis for each key and one for the metric, one line for each trial,
-    which ends before the last axis if it has no value. `tints` are {trial: its colour}."""
-    columns = {key: [trial.values[key] for trial in trials] for key in sweep.spec.keys}
-    columns[sweep.monitor] = [trial.score(math.inf) for trial in trials]
-    axes = {name: Coordinate(values) for name, values in columns.items()}
-    apart = WIDE / (len(axes) - 1)
+def coordinates(sweep, groups, order):
+    """Parallel coordinates: one axis for each key and one for the metric, each with its values in
+    their order, and one line for each Group, which ends before the last axis if it has no value.
+    `order` are the trials with curves."""
+    keys = groups[0].values if groups else ()
+    columns = {key: [group.values[key] for group in groups] for key in keys}
+    columns[sweep.monitor] = [group.mean() for group in groups]
+    last = len(columns) - 1
+    if not last:
+        return None
+    axes = [in_order(values) for values in columns.values()]
+    axes[-1] = in_order([value for value in columns[sweep.monitor] if value is not None])
     lines = []
-    for i, trial in reversed(list(enumerate(trials))):  # the best are drawn last, above the others
-        heights = [
-            axis.height(values[i])
-            for axis, values in zip(axes.values(), columns.values(), strict=True)
-        ]
-        spots = [
-            f"{round(apart * k)} {round(HIGH * (1 - height))}"
-            for k, height in enumerate(heights)
-            if height is not None
-        ]
-        values = [f"{key} {text_of(value)}" for key, value in trial.values.items()]
-        score = trial.score(math.inf)
-        values += [f"{sweep.monitor} {plain(score)}"] if score is not None else []
+    for i, group in reversed(list(enumerate(groups))):  # the best are drawn last, above the others
+        spots = []
+        for k, (axis, values) in enumerate(zip(axes, columns.values(), strict=True)):
+            height = axis.get(json.dumps(values[i]))
+            if height is not None:
+                spots.append(f"{round(WIDE * k / last)} {round(HIGH * (1 - height))}")
+        first = group.trials[0]
+        tint = colour(order.index(first.number) if first.number in order else i)
         style = "line" if i < BOLD else "fine"
         stroke = tag(f"path.curve.{style}", d=f"M{'L'.join(spots)}")
-        tip = f"{trial.name}: {', '.join(values)}"
-        lines.append(
-            tag(
-                "g",
-                stroke,
-                style=colour(tints.get(trial.number, i)),
-                data_names=json.dumps([trial.name]),
-                data_tip=tip,
-            )
-        )
-    rules = "".join(f"M{round(apart * k)} 0V{HIGH}" for k in range(len(axes)))
+        label = sweep.spec.label(group.values)
+        tip = f"{label}: {sweep.monitor} {result(group)}" if group.scores() else label
+        names = json.dumps([sweep.label(trial) or trial.name for trial in group.trials])
+        lines.append(tag("g", stroke, style=tint, data_names=names, data_tip=tip))
+    rules = "".join(f"M{round(WIDE * k / last)} 0V{HIGH}" for k in range(last + 1))
     box = {"viewBox": f"0 0 {WIDE} {HIGH}", "preserveAspectRatio": "none"}
     drawing = tag("svg", tag("path.rule", d=rules), lines, **box, aria_hidden="true")
     names = []
-    for k, (name, axis) in enumerate(axes.items()):
-        left = f"{100 * k / (len(axes) - 1):.2f}%"
+    for k, (name, axis) in enumerate(zip(columns, axes, strict=True)):
+        left = f"{100 * k / last:.2f}%"
         names.append(tag("b", name, style=f"left:{left};bottom:100%"))
-        for height, text in axis.marks():
-            names.append(tag("span", text, style=f"left:{left};bottom:{100 * height:.2f}%"))
+        for text, height in axis.items():
+            if len(axis) <= MARKS or height in (0, 1):
+                style = f"left:{left};bottom:{100 * height:.2f}%"
+                names.append(tag("span", short(json.loads(text)), style=style))
     figure = tag("figure.chart.parallel", drawing, tag("div.marks", names))
-    return section("Values and results", figure, note("The lines of the best trials are bold."))
-
-
-class Coordinate:
-    """An axis of parallel coordinates: numbers by their size, on a logarithmic scale where they
-    differ widely, and other values at equal distances."""
-
-    def __init__(self, values):
-        known = [value for value in values if value is not None]
-        self.numbers = bool(known) and all(map(is_number, known))
-        self.known = sorted(set(known)) if self.numbers else in_order(known)
-        least, most = (self.known[0], self.known[-1]) if self.numbers else (0, 0)
-        self.log = self.numbers and least > 0 and most > WIDEST * least
-
-    def height(self, value):
-        """The place of a value from 0 to 1, or None."""
-        if value is None or (self.numbers and abs(value) > ABSURD):
-            return None
-        if not self.numbers:
-            place, last = self.known.index(value), len(self.known) - 1
-            return place / last if last else 0.5
-        least, most, value = (
-            math.log(number) if self.log else number
-            for number in (self.known[0], self.known[-1], value)
-        )
-        return (value - least) / (most - least) if most > least else 0.5
-
-    def marks(self):
-        """(place, text) of the values that are written beside the axis."""
-        if self.numbers and len(self.known) > 6:
-            shown = [self.known[0], self.known[-1]]
-        else:
-            shown = self.known
-        return [(self.height(value), text_of(value)) for value in shown]
+    remark = "Each axis has its values in their order; the lines of the best trials are bold."
+    return section("Values and results", figure, note(remark))
 
 
 def in_order(values):
-    """Different values of JSON, by their size where they can be compared, else by their text."""
-    different = [json.loads(text) for text in sorted({json.dumps(value) for value in values})]
-    with suppress(TypeError):
-        different.sort()
-    return different
+    """{JSON text of a value: its height from 0 to 1} of different values, by their size where they
+    can be compared, else by their texts."""
+    texts = {json.dumps(value): value for value in values}
+    try:
+        ordered = sorted(texts, key=texts.get)
+    except TypeError:
+        ordered = sorted(texts)
+    return {text: i / max(1, len(ordered) - 1) for i, text in enumerate(ordered)}

@@ -2,52 +2,42 @@
 
 import json
 import math
-from dataclasses import asdict, dataclass
-from typing import Literal
-
-import numpy as np
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, TypedDict
 
 from utils import UserError, did_you_mean
 from utils.files import read_value
-from utils.forms import Count, CountOrZero, at_least, check_options
-from wiring.config import no_folder_name, show, without_repeats
+from utils.forms import Count, CountOrZero, at_least, check_options, no_such_key, show
+from wiring.config import no_folder_name, without_repeats
 
 # Keys of the place of a trial and of the metric that compares it, the same for all trials.
 OF_THE_SWEEP = ("title", "run_name", "resume", "distributed", "checkpoint", "logging", "$schema")
+VARIANT = "variant"  # under this key, the values of a trial name its variant
 MOST = 10_000  # trials
+RANGES = ("uniform", "log_uniform", "integer")
 
 
-@dataclass(frozen=True)
-class Halving:
+class Halving(TypedDict, total=False):
     """Successive halving: all trials pause after `first` epochs, and of those that paused together
     the best 1/factor continue, `factor` times as far."""
 
-    first: Count = 1
-    factor: Count = 3
-
-    def __post_init__(self):
-        check_options(self)
-        at_least(2, factor=self.factor)
-
-    def rungs(self, epochs):
-        """The numbers of epochs after which trials pause, and `epochs`, where the last ones end."""
-        pauses, at = [], self.first
-        while at < epochs:
-            pauses, at = [*pauses, at], at * self.factor
-        return [*pauses, epochs]
+    first: Count
+    factor: Annotated[Count, at_least(2)]
 
 
 @dataclass(frozen=True)
 class Spec:
     """The content of a spec file."""
 
-    keys: dict  # {path.to.key: a list of values, or a range}
     name: str  # of the sweep's folder; the stem of the file by default
+    keys: dict = field(default_factory=dict)  # {path.to.key: a list of values, or a range}
+    variants: dict[str, dict] = field(default_factory=dict)  # {name: {path.to.key: value}}
     sampler: Literal["auto", "grid", "random", "optuna"] = "auto"  # random if `trials` is given
-    trials: Count | None = None  # how many; a grid has one for every combination
+    trials: Count | None = None  # how many are drawn; a grid has one for every combination
     seed: CountOrZero = 0  # of the drawn values
     form: Literal["auto", "processes", "program"] = "auto"  # how the trials run
     workers: Count = 1  # processes at once
+    engine: Literal["local", "slurm", "ray"] = "local"  # what starts the processes
     halving: Halving | None = None
 
     @property
@@ -55,66 +45,44 @@ class Spec:
         by_trials = "random" if self.trials else "grid"
         return by_trials if self.sampler == "auto" else self.sampler
 
+    @property
+    def domains(self):
+        """{key: a list of values, or a range} of all in which trials differ."""
+        return ({VARIANT: list(self.variants)} if self.variants else {}) | self.keys
 
-class Uniform:
-    """Numbers of a range, all equally likely."""
+    def overrides(self, values):
+        """{path.to.key: value} of a trial: those of its variant, then those of the keys."""
+        return self.variants.get(values.get(VARIANT), {}) | {key: values[key] for key in self.keys}
 
-    log = whole = False
+    def label(self, values):
+        """What distinguishes a trial from the others, such as `sam, lr=0.01`."""
+        named = {name: text_of(value) for name, value in values.items()}
+        variant = named.pop(VARIANT, None)
+        texts = [f"{shortest_end(key, self.keys)}={text}" for key, text in named.items()]
+        return ", ".join([variant, *texts] if variant else texts)
 
-    def __init__(self, low, high):
-        self.low, self.high = low, high
-
-    def at(self, share):
-        """The number below which this share of the drawn numbers lies, with six digits."""
-        return self.inside(float(f"{self.low + share * (self.high - self.low):.6g}"))
-
-    def inside(self, value):
-        return min(max(value, self.low), self.high)
-
-    def draw(self, rng):
-        return self.at(rng.random())
-
-    def ends(self):
-        return [self.low, self.high]
-
-
-class LogUniform(Uniform):
-    """Numbers of a range whose logarithms are equally likely."""
-
-    log = True
-
-    def at(self, share):
-        logs = math.log(self.low), math.log(self.high)
-        return self.inside(float(f"{math.exp(logs[0] + share * (logs[1] - logs[0])):.6g}"))
+    def pauses(self, epochs):
+        """The numbers of epochs after which the trials of successive halving pause."""
+        at = self.halving["first"] if self.halving else math.inf
+        while at < (epochs or 0):
+            yield at
+            at *= self.halving["factor"]
 
 
-class Integer(Uniform):
-    """Whole numbers of a range, with both ends."""
-
-    whole = True
-
-    def at(self, share):
-        return min(self.low + math.floor(share * (self.high - self.low + 1)), self.high)
+def text_of(value):
+    return value if isinstance(value, str) else show(value)
 
 
-class Choice:
-    """One of several values."""
-
-    def __init__(self, values):
-        self.values = values
-
-    def draw(self, rng):
-        return self.values[rng.integers(len(self.values))]
-
-    def ends(self):
-        return self.values
-
-
-RANGES = {"uniform": Uniform, "log_uniform": LogUniform, "integer": Integer}
+def shortest_end(key, keys):
+    """The last words of a key, as many as distinguish it from the other keys."""
+    words = key.split(".")
+    ends = [".".join(words[-count:]) for count in range(1, len(words))]
+    alone = (end for end in ends if sum(f".{other}".endswith(f".{end}") for other in keys) == 1)
+    return next(alone, key)
 
 
 def read_spec(path):
-    """The Spec in a file; raises all of its problems at once."""
+    """The Spec in a file; raises its problems together."""
     absent = "name the spec of a sweep"
     given = read_value(path, absent, object_pairs_hook=without_repeats)
     return parse_spec(given, path.name, path.stem)
@@ -124,128 +92,94 @@ def parse_spec(given, source, name):
     """The Spec of a JSON value; `name` is that of a sweep without one."""
     if not isinstance(given, dict):
         raise UserError(f'{source}: must be an object {{"keys": ...}}, found {show(given)}')
-    problems, known = [], list(Spec.__dataclass_fields__)
-    for key in [key for key in given if key not in known]:
+    problems, known = [], Spec.__dataclass_fields__
+    for key in given.keys() - known:
         moved = f'; did you mean "keys": {{{show(key)}: ...}}?' if "." in key else ""
-        problems.append(f"{key}: no such key{did_you_mean(key, known)} ({', '.join(known)}){moved}")
-    values = {key: value for key, value in given.items() if key in known}
-    if values.get("halving") is not None:
-        values["halving"] = section(values["halving"], problems)
-    values = {"keys": {}, "name": name} | values
-    spec, options = Spec(**values), []
+        problems.append(f"{key}: {no_such_key(key, known)}{moved}")
+    values = {"name": name} | {key: value for key, value in given.items() if key in known}
+    if isinstance(values.get("halving"), dict):
+        values["halving"] = {"first": 1, "factor": 3} | values["halving"]
+    spec = Spec(**values)
     try:
         check_options(spec)
+        problems += [*problems_of_keys(spec)] or [*problems_of_count(spec)]
     except ValueError as error:
-        options = str(error).splitlines()
-    problems += options
-    if why := no_folder_name(values["name"]):
-        problems.append(f"name: must be usable as a folder name, {why}")
-    if not isinstance(values["keys"], dict) or not values["keys"]:
-        example = '{"optimizer.args.lr": {"log_uniform": [1e-4, 1e-1]}}'
-        problems.append(f"keys: must name the keys of the config that vary, as in {example}")
-    else:
-        problems += problems_of_keys(spec) + ([] if options else problems_of_count(spec))
+        problems += str(error).splitlines()
     if problems:
         raise UserError("\n".join(f"{source}: {problem}" for problem in problems))
     return spec
 
 
-def section(given, problems):
-    """The Halving of a JSON value; its problems are added to the list."""
-    known = list(Halving.__dataclass_fields__)
-    if not isinstance(given, dict):
-        problems.append(
-            f'halving: must be an object {{"first": 1, "factor": 3}}, found {show(given)}'
-        )
-        return None
-    for key in [key for key in given if key not in known]:
-        hint = f"{did_you_mean(key, known)} ({', '.join(known)})"
-        problems.append(f"halving.{key}: no such key{hint}")
-    try:
-        return Halving(**{key: value for key, value in given.items() if key in known})
-    except ValueError as error:
-        problems += [f"halving.{line}" for line in str(error).splitlines()]
-
-
 def problems_of_keys(spec):
-    """What is wrong with the keys that vary, and with their values."""
-    problems = []
-    for key, value in spec.keys.items():
+    """What is wrong with the name, the variants, the keys that vary, and their values."""
+    if why := no_folder_name(spec.name):
+        yield f"name: must be usable as a folder name, {why}"
+    if not spec.domains:
+        example = '{"optimizer.args.lr": {"log_uniform": [1e-4, 1e-1]}}'
+        yield f"keys: must name the keys of the config that vary, as in {example}"
+    places = {f"keys.{key}": key for key in spec.keys}
+    for name, overrides in spec.variants.items():
+        places |= {f"variants.{name}.{key}": key for key in overrides}
+    for place, key in places.items():
         top = key.split(".")[0]
-        for inner in (other for other in spec.keys if other.startswith(f"{key}.")):
-            why = f"it replaces the node that keys.{inner} changes"
-            problems.append(f"keys.{key}: {why}; name {key}.name, or leave one of them out")
-        if top in OF_THE_SWEEP:
-            fix = f"{top} is the same for all trials; set it in the config"
-            problems.append(f"keys.{key}: {fix}")
+        if top in (*OF_THE_SWEEP, VARIANT):
+            yield f"{place}: {top} is the same for all trials; set it in the config"
         if key == "training.epochs" and spec.halving:
             fix = "all trials of successive halving have the same number; set it in the config"
-            problems.append(f"keys.{key}: {fix}")
-        try:
-            domain(value)
-        except ValueError as error:
-            problems.append(f"keys.{key}: {error}")
-        else:
-            if spec.how == "grid" and not isinstance(value, list):
-                fix = 'name its values in a list, or draw from it with "trials": 20'
-                problems.append(f"keys.{key}: a grid has no ranges, found {show(value)}; {fix}")
-    return problems
+            yield f"{place}: {fix}"
+        for outer in spec.keys:  # which is set after the variants
+            if f"{key}.".startswith(f"{outer}.") and place != f"keys.{outer}":
+                why = f"it replaces the node that {place} changes"
+                yield f"keys.{outer}: {why}; name {outer}.name, or leave one of them out"
+    for key, values in spec.keys.items():
+        if why := fault(values):
+            yield f"keys.{key}: {why}"
+        elif spec.how == "grid" and not isinstance(values, list):
+            fix = 'name its values in a list, or draw from it with "trials": 20'
+            yield f"keys.{key}: a grid has no ranges, found {show(values)}; {fix}"
 
 
 def problems_of_count(spec):
     """What is wrong with the number of trials."""
     if spec.how == "grid":
         if spec.trials:
-            return ["trials: a grid has one trial for every combination; leave it out"]
-        lists = [value for value in spec.keys.values() if isinstance(value, list)]
-        count = math.prod(map(len, lists))
+            yield "trials: a grid has one trial for every combination; leave it out"
+        count = math.prod(map(len, spec.domains.values()))
+    elif spec.trials is None:
+        yield f'trials: is missing; say how many {spec.how} draws, as in "trials": 20'
+        return
     else:
-        count = spec.trials
-    if count is None:
-        return [f'trials: is missing; say how many {spec.how} draws, as in "trials": 20']
+        count = spec.trials * (len(spec.variants) or 1)
     if count > MOST:
-        return [f"trials: at most {MOST:,} are possible, found {count:,}"]
-    return []
+        yield f"trials: at most {MOST:,} are possible, found {count:,}"
 
 
-def domain(value):
-    """The Choice or the range that a value of `keys` means; ValueError says what is wrong."""
-    if isinstance(value, list):
-        if not value:
-            raise ValueError("the list is empty; name at least one value")
-        texts = [json.dumps(item) for item in value]
-        if twice := [text for text in texts if texts.count(text) > 1]:
-            raise ValueError(f"{twice[0]} is in the list twice")
-        return Choice(value)
-    form = 'must be a list of values, or a range such as {"log_uniform": [1e-4, 1e-1]}'
-    if not isinstance(value, dict) or len(value) != 1:
-        raise ValueError(f"{form}, found {show(value)}")
-    [(kind, bounds)] = value.items()
+def fault(values):
+    """What is wrong with a list of values, or with a range; "" if nothing."""
+    if isinstance(values, list):
+        texts = [json.dumps(item) for item in values]
+        twice = [text for text in texts if texts.count(text) > 1]
+        if twice:
+            return f"{twice[0]} is in the list twice"
+        return "" if values else "the list is empty; name at least one value"
+    if not isinstance(values, dict) or len(values) != 1:
+        form = 'a list of values, or a range such as {"log_uniform": [1e-4, 1e-1]}'
+        return f"must be {form}, found {show(values)}"
+    [(kind, bounds)] = values.items()
     if kind not in RANGES:
-        raise ValueError(f"no range {kind!r}{did_you_mean(kind, RANGES)} ({', '.join(RANGES)})")
+        return f"no range {kind!r}{did_you_mean(kind, RANGES)} ({', '.join(RANGES)})"
     numbers = isinstance(bounds, list) and len(bounds) == 2 and all(map(is_number, bounds))
     if not numbers:
-        raise ValueError(f"{kind}: must be [low, high], two finite numbers, found {show(bounds)}")
-    low, high = bounds
+        return f"{kind}: must be [low, high], two finite numbers, found {show(bounds)}"
     if kind == "integer" and not all(isinstance(bound, int) for bound in bounds):
-        raise ValueError(f"integer: must be two whole numbers, found {show(bounds)}")
-    if low >= high:
-        raise ValueError(f"{kind}: the range {show(bounds)} is empty; low must be below high")
-    if kind == "log_uniform" and low <= 0:
-        raise ValueError(f"log_uniform: must begin above 0, found {show(bounds)}; try 1e-6, say")
-    return RANGES[kind](low, high)
+        return f"integer: must be two whole numbers, found {show(bounds)}"
+    if bounds[0] >= bounds[1]:
+        return f"{kind}: the range {show(bounds)} is empty; low must be below high"
+    if kind == "log_uniform" and bounds[0] <= 0:
+        return f"log_uniform: must begin above 0, found {show(bounds)}; try 1e-6, say"
+    return ""
 
 
 def is_number(value):
     """Whether a JSON value is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
-
-
-def rng_of(spec, number):
-    """The random numbers of one trial, which do not depend on how many there are."""
-    return np.random.default_rng([spec.seed, number])
-
-
-def as_json(spec):
-    """A Spec as the JSON value that it is stored as."""
-    return asdict(spec)

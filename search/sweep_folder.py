@@ -1,273 +1,225 @@
-"""A sweep on disk: saved/<title>/<sweep>/sweep.json, beside it the run folders of the trials.
+"""A sweep on disk: saved/<title>/<sweep>/, the only state that its processes and hosts share.
 
-The file holds the spec, the config and, for every trial, its values and what became of it. What
-runs next is computed from that alone, so a sweep that was killed continues where it was.
+`sweep.json` holds the spec and the config, and is only changed when a sweep begins or continues.
+Beside it are the run folders of the trials, and for a trial that failed the reason. How far a trial
+came, its scores and what runs next are read from there, so a sweep that was killed continues where
+it was, and any number of processes can work on it.
 """
 
 import json
 import math
-import time
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+import re
+import shutil
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
+from statistics import fmean, stdev
+from typing import Literal, NamedTuple
 
-from search.samplers import planned, propose
-from search.spec import Spec, as_json, parse_spec
-from training.checkpoint.run_folder import flat
-from training.report.read import read_run
-from utils import UserError, printable, quoted
-from utils.files import (
-    atomic_write,
-    check_links,
-    inside,
-    is_count,
-    is_list,
-    is_number,
-    is_text,
-    locked,
-    read_json,
-)
-from wiring.config import override, show, unusable
+from search.claims import create
+from search.samplers import planned, sampler_of
+from search.spec import Spec, parse_spec
+from training.checkpoint.run_folder import FINISHED, flat
+from training.report.rows import read_metrics
+from utils import UserError, cut, first_line, printable, quoted
+from utils.files import atomic_write, inside, read_file, read_json
+from utils.forms import Count, check_options, show
+from wiring.config import override, unusable
 
 FILE = "sweep.json"
-FREE = ("workers", "trials")  # what may differ when a sweep continues
+FREE = ("workers", "trials", "engine")  # what may differ when a sweep continues
 TOGETHER = 64  # trials of a program, at most
-PATIENCE = 10.0  # seconds in which the processes of a killed sweep end
 
 
-@dataclass
+@dataclass(frozen=True)
 class Trial:
-    """One trial. `scores` are [epochs, the best value of the metric until then], one for each pause
-    and one for the end."""
+    """One trial, as its files show it."""
 
     number: int
     values: dict  # {path.to.key: value}
+    run: str  # the name of its run, which may be that of a program
+    replica: int | None = None  # its number in a program
     epochs: int = 0
     finished: bool = False
     failed: str | None = None  # why
-    scores: list = field(default_factory=list)
+    scores: tuple = ()  # (epoch, the best value of the metric until then)
 
     @property
     def name(self):
-        return f"trial_{self.number:03d}"
+        return name_of(self.number)
 
     @property
     def over(self):
         return self.finished or self.failed is not None
 
-    def score(self, epochs):
+    def score(self, epochs=math.inf):
         """The best value up to a number of epochs, or None."""
         return next((value for at, value in reversed(self.scores) if at <= epochs), None)
 
 
-@dataclass
+class Group(NamedTuple):
+    """The trials that differ only in their seed, which are compared by their mean."""
+
+    trials: list
+
+    @property
+    def values(self):
+        return {key: value for key, value in self.trials[0].values.items() if key != "seed"}
+
+    @property
+    def failed(self):
+        return any(trial.failed is not None for trial in self.trials)
+
+    def scores(self, epochs=math.inf):
+        """The scores of the trials that came so far before they failed."""
+        there = [trial for trial in self.trials if trial.failed is None or trial.epochs >= epochs]
+        return [score for trial in there if (score := trial.score(epochs)) is not None]
+
+    def mean(self, epochs=math.inf):
+        scores = self.scores(epochs)
+        return fmean(scores) if scores else None
+
+    def spread(self):
+        """The standard deviation of the scores, or None of fewer than two."""
+        scores = self.scores()
+        return stdev(scores) if len(scores) > 1 else None
+
+
+@dataclass(frozen=True)
 class Sweep:
-    """A sweep, and the file that it is stored in."""
+    """A sweep, and what has become of its trials."""
 
     folder: Path
     spec: Spec
     config: dict  # without the values of a trial
     source: str  # the config file
     monitor: str
-    sign: int  # 1 if the monitored metric should be low, -1 if it should be high
-    epochs: int | None  # of a trial; with halving it is the same for all
-    trials: list
-    form: str = "processes"  # or "program"
+    sign: Literal[1, -1]  # 1 if the monitored metric should be low, -1 if it should be high
+    epochs: Count | None  # of a trial; with halving it is the same for all
+    form: Literal["processes", "program"] = "processes"
     why: str = ""  # why it has this form
-    programs: list = field(default_factory=list)  # the numbers of the trials of each
-
-    def is_consistent(self):
-        """Whether the trials have their numbers, and values of the keys that vary."""
-        numbers = [trial.number for trial in self.trials] == list(range(len(self.trials)))
-        keys = all(trial.values.keys() == self.spec.keys.keys() for trial in self.trials)
-        members = [number for program in self.programs for number in program]
-        return numbers and keys and max(members, default=-1) < len(self.trials)
+    trials: tuple = ()
 
     def save(self):
-        content = asdict(self) | {"folder": None, "spec": as_json(self.spec)}
+        content = asdict(replace(self, trials=()))
+        del content["folder"], content["trials"]
         atomic_write(self.folder / FILE, (json.dumps(content, indent=1) + "\n").encode())
 
+    def label(self, trial):
+        return self.spec.label(trial.values)
+
     def run_dir(self, trial):
-        return inside(self.folder, trial.name)
+        return inside(self.folder, trial.run)
 
-    def trial_config(self, trial):
-        """The config of a trial: that of a run with its name, in the folder of the sweep."""
-        config = with_values(self.config, trial.values)
-        config |= {"title": self.folder.name, "run_name": trial.name, "resume": None}
-        return with_values(config, {"checkpoint.dir": str(self.folder.parent)})
+    def members(self, run):
+        """The trials of a run, those with the numbers in its name."""
+        first, *last = map(int, re.findall(r"\d+", run))
+        return self.trials[first : (last or [first])[0] + 1]
 
-    def program_dir(self, number):
-        return inside(self.folder, f"program_{number:03d}")
+    def stops_at_nonfinite(self):
+        """Whether a step that is not finite ends a trial."""
+        return self.config.get("training", {}).get("on_nonfinite", "stop") == "stop"
 
-    def trials_of(self, number):
-        """The trials of a program."""
-        return [self.trials[trial] for trial in self.programs[number]]
-
-    def program_config(self, trials):
-        """The config of a run whose replicas are these trials; its folder has no name yet. A trial
-        that diverges does not end the others, and no checkpoint is the best of all trials."""
-        vary = {key: [each.values[key] for each in trials] for key in self.spec.keys}
-        sections = {
-            "training": {"replicas": len(trials), "vary": vary},
-            "checkpoint": {"monitor": None, "save_top_k": 1},
-            "logging": {"report": False},
-        }
-        config = self.trial_config(trials[0])
-        for section, values in sections.items():
-            config = with_values(config, {f"{section}.{key}": v for key, v in values.items()})
-        if config["training"].get("on_nonfinite", "stop") == "stop":
-            config["training"]["on_nonfinite"] = "skip"
-        return config
-
-    def next_program(self):
-        """The number of the program to run next, which may be a new one, or None."""
-        if self.form != "program":
-            return None
-        for number in range(len(self.programs)):
-            if not all(trial.over for trial in self.trials_of(number)):
-                return number
-        known = {trial for program in self.programs for trial in program}
-        new = [t.number for t in self.trials if not t.over and t.number not in known]
-        if len(new) < 2:  # one trial is a process
-            return None
-        self.programs.append(new[:TOGETHER])
-        self.save()
-        return len(self.programs) - 1
-
-    def use_processes(self, why):
-        """Continue with one process for each trial, as a program has failed."""
-        self.form, self.why, self.programs = "processes", why, []
-        self.save()
+    def run_config(self, trials):
+        """The config of the run of a trial, or of a program whose replicas are these trials: one
+        that diverges does not end the others."""
+        config = with_values(self.config, self.spec.overrides(trials[0].values))
+        own = {"title": self.folder.name, "run_name": trials[0].run, "resume": None}
+        own["checkpoint.dir"] = str(self.folder.parent)
+        if len(trials) > 1:
+            own["training.vary"] = {key: [t.values[key] for t in trials] for key in self.spec.keys}
+            own["training.replicas"] = len(trials)
+            if self.stops_at_nonfinite():
+                own["training.on_nonfinite"] = "skip"
+        return with_values(config, own)
 
     def form_text(self):
         if self.form == "program":
             return "The trials run together, as one program"
         return f"Each trial runs in a process of its own{self.why and f' ({self.why})'}"
 
-    def retry(self):
-        """Let the failed trials run again: outside of their program if its other trials did not
-        fail."""
-        failed = {trial.number for trial in self.trials if trial.failed is not None}
-        self.programs = [
-            members if failed.issuperset(members) else [t for t in members if t not in failed]
-            for members in self.programs
-        ]
-        for number in failed:
-            self.trials[number].failed = None
+    # What runs next.
 
-    def rungs(self):
-        return self.spec.halving.rungs(self.epochs) if self.spec.halving else [self.epochs]
+    def groups(self):
+        """The Groups of trials, in the order of their first one."""
+        groups = {}
+        for trial in self.trials:
+            groups.setdefault(json.dumps(Group([trial]).values), []).append(trial)
+        return [Group(trials) for trials in groups.values()]
 
     def due(self):
-        """(the trials to run next, the epoch until which they run, or None: to their end)"""
-        group, until = self.continuing()
-        waiting = [t for t in group if not t.over and (until is None or t.epochs < until)]
-        return waiting, until
+        """({name of a run: None} of all that run next, the epoch until which they run, or None: to
+        their end)"""
+        groups, until = self.continuing()
+        trials = [t for group in groups for t in group.trials if not t.over]
+        return dict.fromkeys(t.run for t in trials if until is None or t.epochs < until), until
 
     def continuing(self):
-        """(the trials that halving has not stopped, the epoch until which they run now, or None: to
+        """(the Groups that halving has not stopped, the epoch until which they run now, or None: to
         their end). All of them reach a pause before the better ones continue."""
-        group = self.trials
-        for epochs in self.rungs()[:-1]:
-            waiting = any(not t.over and t.epochs < epochs for t in group)
-            if waiting or self.may_propose():
-                return group, epochs
-            group = self.best_of(group, epochs)
-        return group, None
-
-    def best_of(self, group, epochs):
-        """The best trials of a group that has paused, without those that failed before."""
-        there = [trial for trial in group if trial.failed is None or trial.epochs >= epochs]
-        scored = [trial for trial in there if trial.score(epochs) is not None]
-        scored.sort(key=lambda trial: (self.sign * trial.score(epochs), trial.number))
-        return scored[: math.ceil(len(scored) / self.spec.halving.factor)]
-
-    def ranked(self):
-        """All trials, the best first; those that failed, or have no value, come last. A value is
-        the best of all epochs, so a trial that halving stopped is behind those that continued."""
-
-        def place(trial):
-            score = trial.score(math.inf)
-            bad = score is None or trial.failed is not None
-            return bad, 0.0 if bad else self.sign * score, trial.number
-
-        return sorted(self.trials, key=place)
+        groups = self.groups()
+        for epochs in self.spec.pauses(self.epochs):
+            trials = [trial for group in groups for trial in group.trials]
+            if self.may_propose() or any(not t.over and t.epochs < epochs for t in trials):
+                return groups, epochs
+            scored = [group for group in groups if group.scores(epochs)]
+            scored.sort(key=lambda group: self.sign * group.mean(epochs))
+            groups = scored[: math.ceil(len(scored) / self.spec.halving["factor"])]
+        return groups, None
 
     def may_propose(self):
         """Whether Optuna has trials left to propose."""
         return self.spec.how == "optuna" and len(self.trials) < self.spec.trials
 
-    def add_proposed(self):
-        values = propose(self.spec, self.trials, self.sign)
-        self.trials.append(Trial(len(self.trials), values))
-        self.save()
+    def ranked(self):
+        """All Groups, the best first; those in which a trial failed, or without a value, come last.
+        A value is the best of all epochs, so a trial that halving stopped is behind those that
+        continued."""
 
-    def record(self, trial, finished):
-        """Store how far a trial came, and the best value of its metric until now."""
-        metrics = read_run(self.run_dir(trial)).metrics
-        trial.finished, trial.epochs = finished, max(metrics.epoch_at.values(), default=0)
-        curve = metrics.epochs.get(self.monitor)
-        # The last weights of a run that ended within an epoch have a value after those of epochs.
-        values = [*(curve.values if curve else []), metrics.final.get(self.monitor, math.nan)]
-        values = [float(value) for value in values if math.isfinite(value)]
-        if values:
-            trial.scores.append([trial.epochs, self.sign * min(self.sign * v for v in values)])
-        self.save()
+        def place(group):
+            bad = not group.scores() or group.failed
+            return bad, 0.0 if bad else self.sign * group.mean()
 
-    def record_failure(self, trial, why):
-        trial.failed = why
-        self.save()
+        return sorted(self.groups(), key=place)
 
     def state(self, trial):
         """The state of a trial in one word."""
         if trial.over:
             return "failed" if trial.failed is not None else "finished"
-        group, _ = self.continuing()
-        if trial not in group:
+        groups, _ = self.continuing()
+        if not any(trial in group.trials for group in groups):
             return "stopped"
         return "paused" if trial.epochs else "waiting"
 
+    # What happened.
 
-def is_config(value):
-    return is_text(value.get("title", "run")) and is_dict(value.get("checkpoint", {}))
+    def fail(self, trials, why):
+        """Note why the run of these trials failed. Instead of a program, unless the spec demands
+        one, each trial then runs in a process of its own."""
+        if len(trials) > 1 and self.spec.form == "auto":
+            run = trials[0].run
+            shutil.rmtree(inside(self.folder, run), ignore_errors=True)
+            replace(self, form="processes", why=f"{run} failed: {first_line(why)}").save()
+            return
+        for trial in trials:
+            if trial.failed is None:
+                atomic_write(failure_file(self.folder, trial.name), why.encode())
 
-
-def is_score(value):
-    return is_list(value, is_number) and len(value) == 2
-
-
-def is_dict(value):
-    return type(value) is dict
-
-
-TRIAL = {  # {key: whether its value is valid}; the file may be a stranger's
-    "number": is_count,
-    "values": is_dict,
-    "epochs": is_count,
-    "finished": lambda value: type(value) is bool,
-    "failed": lambda value: value is None or is_text(value),
-    "scores": partial(is_list, is_valid=is_score),
-}
-
-
-def is_trial(value):
-    known = is_dict(value) and value.keys() == TRIAL.keys()
-    return known and all(is_valid(value[key]) for key, is_valid in TRIAL.items())
+    def retry(self):
+        """Let the failed trials run again: alone, if the program that they were in is finished."""
+        for trial in self.trials:
+            if trial.failed is not None:
+                failure_file(self.folder, trial.name).unlink()
+                if trial.finished:
+                    inside(self.folder, trial.name).mkdir()
 
 
-SWEEP = {
-    "spec": is_dict,
-    "config": lambda value: is_dict(value) and is_config(value),
-    "source": lambda value: is_text(value) and value == printable(value, keep=""),
-    "monitor": is_text,
-    "sign": lambda value: value in (1, -1),
-    "epochs": lambda value: is_count(value) and value > 0,
-    "trials": partial(is_list, is_valid=is_trial),
-    "form": lambda value: value in ("processes", "program"),
-    "why": is_text,
-    "programs": partial(is_list, is_valid=partial(is_list, is_valid=is_count)),
-}
-PLAIN = SWEEP.keys() - {"spec", "trials"}
+def name_of(number):
+    return f"trial_{number:03d}"
+
+
+def failure_file(folder, name):
+    return inside(folder, f"{name}.failed.txt")
 
 
 def with_values(config, values):
@@ -277,79 +229,156 @@ def with_values(config, values):
     return dict(config)
 
 
+# Reading.
+
+
 def read_sweep(folder):
     """The Sweep in a folder."""
     folder = Path(folder)
     folder = folder if folder.name.strip(".") else folder.resolve()  # its name is that of the sweep
-    if not (folder / FILE).exists():
+    file = folder / FILE
+    if not file.exists():
         above = [parent for parent in folder.parents if (parent / FILE).is_file()]
         others = above[:1] or sorted(path.parent for path in folder.glob(f"*/{FILE}"))
         hint = f"; did you mean {quoted(others[-1])}?" if others else ""
         raise UserError(f"{folder}: is not the folder of a sweep: it has no {FILE}{hint}")
-    content = read_json(folder / FILE)
+    content = read_json(file)
     wrong = [path for path, _ in unusable(content)]
-    wrong = wrong or [key for key, is_valid in SWEEP.items() if not is_valid(content.get(key))]
-    if not wrong:
-        spec = parse_spec(content["spec"], f"{folder / FILE}: spec", "")
-        trials = [Trial(**trial) for trial in content["trials"]]
-        sweep = Sweep(folder, spec, trials=trials, **{key: content[key] for key in PLAIN})
-        if sweep.is_consistent():
-            return sweep
-        wrong = ["trials"]
-    raise UserError(
-        f"{folder / FILE}: is not what a sweep wrote: it has no valid {', '.join(wrong)}; "
-        "restore the file"
+    if wrong or content.keys() != Sweep.__dataclass_fields__.keys() - {"folder", "trials"}:
+        raise damaged(file, f"it has no valid {', '.join(wrong) or 'keys'}")
+    spec = parse_spec(content.pop("spec"), f"{file}: spec", "")
+    sweep = Sweep(folder, spec, **content)
+    try:
+        check_options(sweep)
+    except ValueError as error:
+        raise damaged(file, error) from None
+    sections = [sweep.config.get(name, {}) for name in ("checkpoint", "training")]
+    if not all(isinstance(section, dict) for section in sections):
+        raise damaged(file, "config: its sections must be objects")
+    if sweep.source != printable(sweep.source, keep=""):
+        raise damaged(file, "source: must be the path of a file")
+    return replace(sweep, trials=read_trials(sweep))
+
+
+def damaged(file, why):
+    return UserError(f"{file}: is not what a sweep wrote: {why}; restore the file")
+
+
+def read_trials(sweep):
+    """The Trials that are known, as their files show them."""
+    all_values = planned(sweep.spec) or [*proposed(sweep)]
+    programs = programs_of(sweep, len(all_values))
+    trials = []
+    for number, values in enumerate(all_values):
+        trial = Trial(number, values, name_of(number))
+        if number in programs and not inside(sweep.folder, trial.name).exists():
+            run, replica = programs[number]
+            trial = replace(trial, run=run, replica=replica)
+        trials.append(measured(sweep, trial))
+    return tuple(trials)
+
+
+def measured(sweep, trial):
+    """The Trial with what its run has logged, and how it ended."""
+    folder, column = sweep.run_dir(trial), sweep.monitor
+    if trial.replica is not None:
+        column = f"{column}/{trial.replica}"
+    file, failure = inside(folder, "metrics.jsonl"), failure_file(sweep.folder, trial.name)
+    trial = replace(
+        trial,
+        finished=inside(folder, FINISHED).exists(),
+        failed=read_file(failure).decode(errors="replace") if failure.exists() else None,
     )
+    if not file.exists():
+        return trial
+    metrics = logged(file, file.stat().st_mtime_ns)
+    completed = max(metrics.epoch_at.values(), default=0)
+    values = []
+    if curve := metrics.epochs.get(column):
+        epochs = [metrics.epoch_of[step] for step in curve.steps]
+        values += zip(epochs, curve.values.tolist(), strict=True)
+    # The last weights of a run that ended within an epoch have a value after those of epochs.
+    values.append((completed, metrics.final.get(column, math.nan)))
+    scores, best = [], math.inf
+    for epoch, value in values:
+        if math.isfinite(value):
+            best = min(best, sweep.sign * value)
+            scores.append((epoch, sweep.sign * best))
+    return replace(trial, epochs=completed, scores=tuple(scores))
 
 
-def merged(new, resumed):
-    """The new sweep with what the stored one has done; raises if its spec or config differ."""
-    before, now = ({**as_json(s.spec), "config": s.config} for s in (resumed, new))
-    pairs = {key: (before[key], now[key]) for key in now if key not in FREE}
-    changed = {key: pair for key, pair in flat_pairs(pairs).items() if pair[0] != pair[1]}
-    fewer = (new.spec.trials or 0) < (resumed.spec.trials or 0)
-    if fewer:
-        changed["trials"] = show(resumed.spec.trials), show(new.spec.trials)
-    if changed:
-        lines = [f"{key}: {old} -> {value}" for key, (old, value) in changed.items()]
-        fix = "begin another sweep with another name, or continue this one unchanged with --resume"
-        raise UserError(
-            "\n  ".join(
-                [
-                    f"{resumed.folder}: was made with another spec or config",
-                    *lines,
-                    f"{fix} {quoted(resumed.folder)}",
-                ]
-            )
-        )
-    trials = resumed.trials + [
-        Trial(number, values)
-        for number, values in list(enumerate(planned(new.spec)))[len(resumed.trials) :]
-    ]
-    progress = {name: getattr(resumed, name) for name in ("form", "why", "programs")}
-    return replace(new, trials=trials, **progress)
+@cache
+def logged(file, _changed):
+    """The Metrics in a file, which is read again when it has changed."""
+    return read_metrics(file)
 
 
-def flat_pairs(pairs):
-    """{path.to.key: (old, new) as text} of {key: (old, new)}."""
-    old, new = (flat({key: pair[i] for key, pair in pairs.items()}) for i in (0, 1))
-    absent = "(absent)"
+def programs_of(sweep, count):
+    """{number of a trial: (the name of its program, its number in it)}. Programs that have begun
+    keep their trials."""
+    names = [path.name for path in sweep.folder.glob("program_*-*")]
+    bounds = [re.fullmatch(r"program_(\d{1,5})-(\d{1,5})", name) for name in sorted(names)]
+    programs = [range(int(match[1]), int(match[2]) + 1) for match in bounds if match]
+    first = max((program.stop for program in programs), default=0)
+    if sweep.form == "program":
+        starts = range(first, count - 1, TOGETHER)  # a single trial is no program
+        programs += [range(start, min(start + TOGETHER, count)) for start in starts]
     return {
-        path: tuple(show(side[path]) if path in side else absent for side in (old, new))
-        for path in {**old, **new}
+        number: (f"program_{program.start:03d}-{program.stop - 1:03d}", replica)
+        for program in programs
+        for replica, number in enumerate(program)
+        if number < count
     }
 
 
-def lock(folder):
-    """Lock a sweep's folder; its trials inherit the lock, so it lasts until all have ended."""
-    check_links(folder)
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        try:
-            return locked(folder)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise UserError(
-                    f"{folder}: another process is running this sweep; wait for it, or stop it"
-                ) from None
-            time.sleep(0.1)
+# Changing.
+
+
+def proposal_file(folder, number):
+    return inside(folder, f"{name_of(number)}.json")
+
+
+def proposed(sweep):
+    """The values of the trials that Optuna has proposed."""
+    for number in range(sweep.spec.trials if sweep.spec.how == "optuna" else 0):
+        file = proposal_file(sweep.folder, number)
+        if not file.exists():
+            return
+        values = read_json(file)
+        if values.keys() != sweep.spec.domains.keys():
+            raise damaged(file, "it has other keys than the spec")
+        yield values
+
+
+def propose(sweep):
+    """The Sweep with one more trial of Optuna's, which another process may have proposed."""
+    sampler, number = sampler_of(sweep.spec), len(sweep.trials)
+    pause = next(sweep.spec.pauses(sweep.epochs), math.inf)  # all trials are compared there
+    for trial in sweep.trials:
+        score = trial.score(pause) if trial.finished or trial.epochs >= pause else None
+        told = None if score is None else sweep.sign * score
+        sampler.tell(trial.values, told, failed=trial.failed is not None)
+    create(proposal_file(sweep.folder, number), json.dumps(sampler.ask(number)))
+    return read_sweep(sweep.folder)
+
+
+def merged(new, stored):
+    """The new sweep in the form of the stored one; raises if its spec or config differ."""
+    before, now = (flat({**asdict(each.spec), "config": each.config}) for each in (stored, new))
+    old, own = ({key: json.dumps(v) for key, v in values.items()} for values in (before, now))
+    pairs = {key: (old.get(key, "(absent)"), own.get(key, "(absent)")) for key in old | own}
+    changed = [
+        f"{key}: {cut(was, 60)} -> {cut(text, 60)}"
+        for key, (was, text) in pairs.items()
+        if was != text and key not in FREE
+    ]
+    if (new.spec.trials or 0) < (stored.spec.trials or 0):
+        changed.append(f"trials: {stored.spec.trials} -> {show(new.spec.trials)}")
+    if changed:
+        lines = "\n  ".join(changed)
+        fix = "begin another sweep with another name, or continue this one unchanged with --resume"
+        raise UserError(
+            f"{stored.folder}: was made with another spec or config\n  {lines}\n  "
+            f"{fix} {quoted(stored.folder)}"
+        )
+    return replace(new, form=stored.form, why=stored.why)

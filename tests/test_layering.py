@@ -71,7 +71,7 @@ ROOMS = {
 ASSEMBLER = "fit"  # the one file of the spine that may import rooms, since it puts a run together
 HEAVY = {"optax", "flax", "tensorflow", "tf2onnx", "onnx", "onnxruntime", "ai_edge_litert", "wandb"}
 HEAVY |= {"tensorboard", "matplotlib", "orbax", "PIL", "tqdm", "safetensors", "google"}
-HEAVY |= {"array_record", "crc32c", "tokenizers", "equinox", "haiku", "optuna"}
+HEAVY |= {"array_record", "crc32c", "tokenizers", "equinox", "haiku", "optuna", "ray"}
 HEAVY |= {"mlflow", "trackio", "pyarrow"}
 # Folders whose files may import these at the top, since the files are only imported when needed.
 LAZY = {"tf_ops": {"tensorflow"}}
@@ -222,6 +222,7 @@ def test_requirements_has_every_package_that_anything_imports():
         "equinox": "",
         "dm-haiku": "",
         "optuna": "",
+        "ray": "",
     }  # the user's own libraries: model/adapters.py
     # Used where they are installed; Trackio needs an older Pillow than the one above.
     required |= dict.fromkeys(("mlflow", "mlflow-skinny", "trackio", "pyarrow", "datasets"), "")

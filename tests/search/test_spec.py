@@ -9,9 +9,8 @@ import pytest
 
 import sweep
 from search.checks import checked_sweep
-from search.samplers import check_installed, planned, propose, to_check
+from search.samplers import Optuna, planned, sampler_of, to_check
 from search.spec import parse_spec, read_spec
-from search.sweep_folder import Trial
 from tests.processes import captured
 from tests.test_resume import SMALL
 from utils import UserError
@@ -28,6 +27,31 @@ def test_a_grid_has_every_combination_in_order():
     assert trials == [
         {"seed": seed, "model.args.dims": dims} for seed in (1, 2) for dims in ([8], [16, 8])
     ]
+
+
+def test_variants_are_crossed_with_the_other_keys_and_pairs_share_the_drawn_values():
+    variants = {"sam": {"update": "sam"}, "lion": {"optimizer": "lion", "seed": 3}}
+    grid = spec_of(keys={"optimizer.args.lr": [0.1, 0.2]}, variants=variants)
+    assert [trial["variant"] for trial in planned(grid)] == ["sam", "sam", "lion", "lion"]
+    lion = planned(grid)[-1]
+    # The variant is set first, so that the keys can change what it sets.
+    expected = [("optimizer", "lion"), ("seed", 3), ("optimizer.args.lr", 0.2)]
+    assert list(grid.overrides(lion).items()) == expected
+    drawn = planned(spec_of(keys=LR, variants=variants, trials=3))
+    assert len(drawn) == 6
+    for sam, lion in zip(drawn[::2], drawn[1::2], strict=True):
+        assert sam == lion | {"variant": "sam"}
+    alone = planned(spec_of(variants=variants))
+    assert alone == [{"variant": "sam"}, {"variant": "lion"}]
+
+
+def test_labels_name_the_difference_between_trials():
+    keys = {"optimizer.args.lr": [0.1], "model.args.dims": [[8]], "loss": ["mse"]}
+    spec = spec_of(keys=keys, variants={"sam": {}})
+    assert spec.label(planned(spec)[0]) == "sam, lr=0.1, dims=[8], loss=mse"
+    same_ends = spec_of(keys={"optimizer.0.args.lr": [0.1], "optimizer.1.args.lr": [0.2]})
+    expected = "optimizer.0.args.lr=0.1, optimizer.1.args.lr=0.2"
+    assert same_ends.label(planned(same_ends)[0]) == expected.replace("optimizer.", "")
 
 
 def test_random_values_depend_on_the_seed_and_the_number_of_the_trial_alone():
@@ -91,14 +115,15 @@ MISTAKES = {
         "sampler": "bayes",
     },
     "seeed: no such key; did you mean 'seed'?": {"keys": LR, "trials": 3, "seeed": 1},
-    "optimizer.args.lr: no such key (keys, name, sampler, trials, seed, form, workers, halving); "
+    "optimizer.args.lr: no such key (name, keys, variants, sampler, trials, seed, form, workers, "
+    "engine, halving); "
     'did you mean "keys": {"optimizer.args.lr": ...}?': {"optimizer.args.lr": [1]},
     "name: must be usable as a folder name, found": {"keys": {"seed": [1]}, "name": "a/b"},
     "halving.frist: no such key; did you mean 'first'?": {
         "keys": {"seed": [1]},
         "halving": {"frist": 1},
     },
-    'halving: must be an object {"first": 1, "factor": 3}, found true': {
+    "halving: must be an object or null, found true": {
         "keys": {"seed": [1]},
         "halving": True,
     },
@@ -111,6 +136,13 @@ MISTAKES = {
         "keys": LR | {"optimizer": ["adamw", "lion"]},
         "trials": 2,
     },
+    "keys.seed: it replaces the node that variants.a.seed changes": {
+        "keys": {"seed": [1, 2]},
+        "variants": {"a": {"seed": 3}},
+    },
+    "variants.a: must be an object, found 3": {"variants": {"a": 3}},
+    "variants.a.title: title is the same for all trials": {"variants": {"a": {"title": "b"}}},
+    'engine: found "pbs"; allowed: "local", "slurm", "ray"': {"keys": LR, "engine": "pbs"},
     "keys.checkpoint.monitor: checkpoint is the same for all trials; set it in the config": {
         "keys": {"checkpoint.monitor": ["test_loss"]}
     },
@@ -212,18 +244,21 @@ def test_trials_are_one_program_where_they_differ_only_in_numbers_of_the_step(tm
     with pytest.raises(UserError) as error:
         checked(tmp_path, demanded, callbacks=["confusion_matrix"], **monitored)
     assert "form: the trials cannot run as one program; change that, or" in str(error.value)
-    assert "keys.loader.batch_size: a program takes numbers of model, loss," in str(error.value)
-    assert "callbacks: the config has callbacks, which are for a single run; to" in str(error.value)
+    assert "trials that run by themselves: callbacks (add callbacks=[])" in str(error.value)
+    with pytest.raises(UserError) as error:
+        checked(tmp_path, demanded, **monitored)
+    assert "training.vary.loader.batch_size: only numbers of model, loss," in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("why", "spec", "changes"),
     [
         ("", {"keys": LR, "trials": 2, "form": "processes"}, {}),
-        ("workers: 2 processes", {"keys": LR, "trials": 2, "workers": 2}, {}),
-        ("halving: ", {"keys": LR, "trials": 2, "halving": {}}, {}),
+        ("workers: 2", {"keys": LR, "trials": 2, "workers": 2}, {}),
+        ("halving", {"keys": LR, "trials": 2, "halving": {}}, {}),
         ("keys: there is only one", {"keys": LR, "trials": 1}, {}),
-        ('not "relu"', {"keys": {"model.args.activation": ["relu", "gelu"]}}, {}),
+        ("variants", {"keys": LR, "trials": 2, "variants": {"a": {}}}, {}),
+        ('found ["relu", "gelu"]', {"keys": {"model.args.activation": ["relu", "gelu"]}}, {}),
         ("training.max_seconds", {"keys": LR, "trials": 2}, {"training": {"max_seconds": 9}}),
         ("optimizer.args.momentum cannot all", {"keys": {"optimizer.args.momentum": [0, 0.9]}}, {}),
     ],
@@ -238,26 +273,31 @@ def test_other_trials_are_processes_and_the_reason_is_printed(tmp_path, why, spe
 
 def test_optuna_is_only_needed_where_it_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    check_installed(spec_of(keys=LR, trials=2))
+    sampler_of(spec_of(keys=LR, trials=2))
     with pytest.raises(UserError, match="optuna is not installed; install it"):
-        check_installed(spec_of(keys=LR, trials=2, sampler="optuna"))
+        sampler_of(spec_of(keys=LR, trials=2, sampler="optuna"))
     assert len(to_check(spec_of(keys=LR | {"seed": [1, 2, 3]}, trials=2, sampler="optuna"))) == 4
 
 
 def test_optuna_learns_from_the_scores_and_proposes_the_same_again():
     pytest.importorskip("optuna")
     keys = LR | {"model.args.dims": [[8], [16]], "loader.batch_size": {"integer": [8, 16]}}
-    spec = spec_of(keys=keys, trials=40, sampler="optuna")
-    trials = []
+    spec = spec_of(keys=keys, trials=40, sampler="optuna", variants={"a": {}, "b": {}})
+    results = []
+
+    def proposed():
+        sampler = Optuna(spec)
+        for result in results:
+            sampler.tell(*result)
+        return sampler.ask(len(results))
+
     for number in range(40):
-        values = propose(spec, trials, -1)
-        assert values == propose(spec, trials, -1)
-        assert 1e-4 <= values["optimizer.args.lr"] <= 1e-1
+        values = proposed()
+        assert values == proposed()
+        assert 1e-4 <= values["optimizer.args.lr"] <= 1e-1 and values["variant"] in "ab"
         assert values["model.args.dims"] in ([8], [16])
         assert values["loader.batch_size"] in range(8, 17)
         far = abs(np.log10(values["optimizer.args.lr"]) + 2)  # the best rate is 0.01
-        failed = "diverged" if number == 3 else None
-        scores = [] if number in (3, 4) else [[1, -far]]
-        trials.append(Trial(number, values, scores=scores, failed=failed))
-    late = [abs(np.log10(trial.values["optimizer.args.lr"]) + 2) for trial in trials[20:]]
+        results.append((values, None if number in (3, 4) else far, number == 3))
+    late = [abs(np.log10(values["optimizer.args.lr"]) + 2) for values, _, _ in results[20:]]
     assert np.median(late) < 0.3  # of random values, 0.75

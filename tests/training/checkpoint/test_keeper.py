@@ -522,7 +522,6 @@ def test_a_checkpoint_that_an_evaluator_protects_is_deleted_once_it_is_not(tmp_p
 
 
 def test_a_checkpoint_that_only_an_evaluator_keeps_is_deleted_once_it_does_not(tmp_path):
-    """As in a program of a sweep, which has checkpoints that are the best of one trial."""
     keeper, left = Keeper(tmp_path, CheckpointOptions(keep=1, monitor=None)), []
     for epoch, best in enumerate((1, 1, 3, 3), 1):
         protect(tmp_path, [[f"checkpoint-epoch_{best}", 0.5]])

@@ -1,0 +1,133 @@
+"""The loop of a sweep: start the trials that are due, until all are over. Other processes, also of
+other hosts, may train trials of the same sweep; a signal stops those of this one, to be resumed."""
+
+import time
+from signal import SIGTERM, Signals
+from typing import Any, NamedTuple
+
+from search.claims import is_claimed
+from search.sweep_folder import propose, read_sweep
+from training.devices.launcher import Interrupts
+from utils import DONE, FAILED, STOPPED, echo, first_line, printable
+from utils.forms import show
+
+AGAIN = 2.0  # seconds after which the folder is read again, as other processes change it
+
+
+class Worker(NamedTuple):
+    """A process that trains a trial, or a program."""
+
+    process: Any
+    run: str
+    until: int | None
+
+
+def train_all(sweep, command, start):
+    """Train what is left of a sweep, by `start(command, slot, workers)`; returns the exit code."""
+    workers, processes, told = {}, [], False  # {slot: Worker}
+    interrupts = Interrupts(processes)
+    if sweep.due()[0] or sweep.may_propose():
+        echo(sweep.form_text(), flush=True)
+    try:
+        while workers or not interrupts.count:
+            sweep = read_sweep(sweep.folder)
+            slots = [] if interrupts.count else range(sweep.spec.workers)
+            for slot in [slot for slot in slots if slot not in workers]:
+                sweep, run = next_run(sweep, {worker.run for worker in workers.values()})
+                if run is None:
+                    break
+                number, until = sweep.members(run)[0].number, sweep.due()[1]
+                words = [*command, "--trial", str(number), str(sweep.folder)]
+                process = start(words, slot, sweep.spec.workers)
+                workers[slot] = Worker(process, run, until)
+                processes.append(process)
+                if interrupts.count:  # it came while the process started
+                    process.send_signal(SIGTERM)
+                print_start(sweep, run, until)
+            if not workers:
+                if not sweep.due()[0]:
+                    break
+                if not told:
+                    echo("Waiting for trials that other processes train", flush=True)
+                told = True
+            for slot in wait(workers):
+                worker = workers.pop(slot)
+                processes.remove(worker.process)
+                settle(sweep, worker, interrupts.count)
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait()
+    if interrupts.count:
+        return STOPPED
+    return FAILED if all(trial.failed is not None for trial in sweep.trials) else DONE
+
+
+def next_run(sweep, own):
+    """(the sweep, the name of a run that is due and that no process trains, or None)"""
+    while True:
+        due = [run for run in sweep.due()[0] if run not in own]
+        free = next((run for run in due if not is_claimed(sweep.folder, run)), None)
+        if free or not sweep.may_propose():
+            return sweep, free
+        sweep = propose(sweep)
+
+
+def wait(workers):
+    """The slots whose processes have ended, once there is one, or after AGAIN seconds."""
+    deadline = time.monotonic() + AGAIN
+    while time.monotonic() < deadline:
+        if ended := [slot for slot, each in workers.items() if each.process.poll() is not None]:
+            return ended
+        time.sleep(0.05)
+    return []
+
+
+def settle(before, worker, interrupted):
+    """Print what became of a run whose process has ended, and note if it ended by itself."""
+    code, run = worker.process.poll(), worker.run
+    sweep = read_sweep(before.folder)
+    if interrupted and code != DONE:
+        print_line(run, "stopped, to be continued")
+        return
+    due, until = sweep.due()
+    if code != DONE and run in due and until == worker.until and sweep.form == before.form:
+        sweep.fail(sweep.members(run), ending(code))
+        sweep = read_sweep(sweep.folder)
+    if sweep.form != before.form:
+        print_line(run, f"failed, so each trial runs in a process of its own: {sweep.why}")
+        return
+    for trial in sweep.members(run):
+        if trial.failed is not None:
+            print_line(trial.name, f"failed: {first_line(trial.failed)}")
+        elif trial.finished or trial.epochs >= (worker.until or 1):
+            score, how = trial.score(), "finished" if trial.finished else "paused"
+            none = f"no finite {sweep.monitor} at the end of an epoch"
+            value = none if score is None else f"{sweep.monitor} {score:.4f}"
+            print_line(trial.name, f"{how} after epoch {trial.epochs}: {value}")
+        else:
+            print_line(trial.name, "is trained by another process")
+
+
+def ending(code):
+    """How a process ended that did not say why."""
+    if code == STOPPED:
+        return "was stopped by a signal from outside of the sweep"
+    return f"was ended by {Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def print_start(sweep, run, until):
+    trials = sweep.members(run)
+    doing = "continues" if (sweep.folder / run / "config.json").exists() else "starts"
+    what = f"; {values_of(trials[0])}" if len(trials) == 1 else f" with {len(trials)} trials"
+    print_line(run, f"{doing}{f', until epoch {until}' if until else ''}{what}")
+
+
+def values_of(trial):
+    """The values of a trial on one line."""
+    return ", ".join(f"{key}={show(value)}" for key, value in trial.values.items())
+
+
+def print_line(name, text):
+    print(printable(f"{name} {text}", keep=""), flush=True)
