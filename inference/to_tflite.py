@@ -46,16 +46,16 @@ def check_types(traced):
 
 def as_tensorflow(traced, products, kept=()):
     """The traced function as a TensorFlow function with the same names, and the module it needs;
-    see `Target` for `products` and `kept`."""
+    see `TfTarget` for `products` and `kept`."""
     import tensorflow as tf
 
     from inference.lowering.tf_ops import LAYERS, PRIMITIVES
-    from inference.lowering.tf_ops.target import Target
+    from inference.lowering.tf_ops.target import TfTarget
     from inference.lowering.walk import Walk, located
 
     def run(*tensors):
         inputs = dict(zip(traced.inputs, tensors, strict=True))
-        target = Target(LAYERS, PRIMITIVES, traced.inputs, inputs, products, kept)
+        target = TfTarget(LAYERS, PRIMITIVES, traced.inputs, inputs, products, kept)
         with located(walk := Walk(target)):
             results = walk.outputs(traced, inputs)
             return {name: tf.identity(target.whole(value)) for name, value in results.items()}

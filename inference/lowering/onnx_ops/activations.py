@@ -16,16 +16,16 @@ def in_result_type(function):
 def gelu(t, x):
     if t.opset >= 20 and x.dtype != np.float64:
         return t.Gelu(x)
-    normal = t.Add(erf(t, t.Mul(x, t.number(math.sqrt(0.5)))), t.number(1))
-    return t.Mul(t.Mul(x, t.number(0.5)), normal)
+    normal = t.Add(erf(t, t.Mul(x, math.sqrt(0.5))), 1.0)
+    return t.Mul(t.Mul(x, 0.5), normal)
 
 
 def gelu_tanh(t, x):
     if t.opset >= 20 and x.dtype != np.float64:
         return t.Gelu(x, approximate="tanh")
-    cubic = t.Add(x, t.Mul(t.Mul(t.Mul(x, x), x), t.number(0.044715)))
-    curve = t.Tanh(t.Mul(cubic, t.number(math.sqrt(2 / math.pi))))
-    return t.Mul(t.Mul(x, t.number(0.5)), t.Add(curve, t.number(1)))
+    cubic = t.Add(x, t.Mul(t.Mul(t.Mul(x, x), x), 0.044715))
+    curve = t.Tanh(t.Mul(cubic, math.sqrt(2 / math.pi)))
+    return t.Mul(t.Mul(x, 0.5), t.Add(curve, 1.0))
 
 
 def erf(t, x):
@@ -37,7 +37,7 @@ def erf(t, x):
 
 def leaky_relu(t, x, slope):
     if isinstance(slope, Value):  # a learned slope
-        return t.Where(t.GreaterOrEqual(x, t.number(0)), x, t.Mul(x, slope))
+        return t.Where(t.GreaterOrEqual(x, 0.0), x, t.Mul(x, slope))
     return t.LeakyRelu(x, alpha=float(slope))
 
 
@@ -53,7 +53,7 @@ def logsumexp(t, x, axes):
     """The maximum is subtracted first: ONNX Runtime subtracts 0 instead if one number is -inf."""
     axes, limits = np.array(axes), np.finfo(stored_type(x.dtype))
     highest = t.ReduceMax(x, axes, keepdims=1)
-    bound = t.Clip(highest, t.number(limits.min), t.number(limits.max))
+    bound = t.Clip(highest, float(limits.min), float(limits.max))
     result = t.Add(t.ReduceLogSumExp(t.Sub(x, bound), axes, keepdims=1), bound)
     return t.Squeeze(result, axes)
 
@@ -75,8 +75,8 @@ LAYERS = {
     "log_softmax": in_result_type(lambda t, x: t.LogSoftmax(x, axis=-1)),
     "softmax_along": lambda t, x, axis: t.Softmax(x, axis=axis),
     "log_softmax_along": lambda t, x, axis: t.LogSoftmax(x, axis=axis),
-    "relu6": lambda t, x: t.Clip(x, t.number(0), t.number(6)),
-    "hard_tanh": lambda t, x: t.Clip(x, t.number(-1), t.number(1)),
+    "relu6": lambda t, x: t.Clip(x, 0.0, 6.0),
+    "hard_tanh": lambda t, x: t.Clip(x, -1.0, 1.0),
     "logsumexp": logsumexp,
     "selu": lambda t, x: t.Selu(x),
     "soft_sign": lambda t, x: t.Softsign(x),

@@ -74,7 +74,7 @@ def masked(t, scores, length, context_length, causal, mask, lowest=None):
     if mask is None:
         return scores
     lowest = np.finfo(stored_type(t.out[0].dtype)).min if lowest is None else lowest
-    return t.Where(mask, scores, t.number(lowest))
+    return t.Where(mask, scores, float(lowest))
 
 
 def earlier(t, length, context_length):
@@ -105,7 +105,7 @@ def weighted_mean(t, q, k, v, mask, bias, *, causal, scale, lowest):
 def product(t, q, k, scale):
     """The scaled product of queries, (B, K, T, D), and keys, (B, S, K, D). ONNX Runtime computes it
     in one node, with the transposition of the keys' last two axes."""
-    q = q if scale == 1 else t.Mul(q, t.number(scale))
+    q = q if scale == 1 else t.Mul(q, float(scale))
     return t.MatMul(q, t.transpose(k, (0, 2, 3, 1)))
 
 

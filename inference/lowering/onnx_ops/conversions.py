@@ -40,7 +40,7 @@ def reduce_precision(t, x, *, exponent_bits, mantissa_bits):
         return rounded
     smallest = np.asarray(np.finfo(narrow).tiny, stored_type(x.dtype))
     is_normal = t.GreaterOrEqual(t.Abs(rounded), smallest)
-    return t.Where(t.Or(is_normal, t.IsNaN(rounded)), rounded, t.Mul(x, t.number(0)))
+    return t.Where(t.Or(is_normal, t.IsNaN(rounded)), rounded, t.Mul(x, 0.0))
 
 
 PRIMITIVES = {"convert_element_type": convert, "reduce_precision": reduce_precision}

@@ -40,7 +40,7 @@ def shifted(t, x, start, axis, distance, reverse):
 def log_of_sum(t, x, y):
     """log(exp(x) + exp(y)), shifted by the larger of the two, unless that is infinite."""
     largest = t.Max(x, y)
-    near = t.Where(t.IsInf(largest), t.number(0), largest)
+    near = t.Where(t.IsInf(largest), 0.0, largest)
     return t.Add(near, t.Log(t.Add(t.Exp(t.Sub(x, near)), t.Exp(t.Sub(y, near)))))
 
 

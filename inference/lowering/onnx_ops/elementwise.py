@@ -46,11 +46,10 @@ def never_in_float64(function):
     """The function in float32 where the result is float64, which ONNX Runtime's node lacks."""
 
     def narrow(t, *operands, **params):
-        aval = t.out[0]
-        if aval.dtype != np.float64:
+        if t.out[0].dtype != np.float64:
             return function(t, *operands, **params)
-        t.out = [jax.ShapeDtypeStruct(aval.shape, np.float32)]
-        return t.to(function(t, *operands, **params), np.float64)
+        narrow_t = t.with_results([jax.ShapeDtypeStruct(t.out[0].shape, np.float32)])
+        return t.to(function(narrow_t, *operands, **params), np.float64)
 
     return narrow
 
@@ -204,7 +203,7 @@ def rounded(t, x, *, rounding_method, **_):
     if int(rounding_method) == 1:
         return t.Round(x)  # half to even
     whole = t.Mul(t.Sign(x), t.Floor(t.Abs(x)))  # adding 0.5 first would round large numbers
-    is_near = t.Less(t.Abs(t.Sub(x, whole)), t.number(0.5))
+    is_near = t.Less(t.Abs(t.Sub(x, whole)), 0.5)
     return t.Where(is_near, whole, t.Add(whole, t.Sign(x)))
 
 
@@ -224,34 +223,34 @@ def is_sigmoid(eqn):
 
 def log1p(t, x, **_):
     """2 atanh(x / (2 + x)) near 0, where 1 + x would round x away."""
-    near = t.Mul(t.Atanh(t.Div(x, t.Add(x, t.number(2)))), t.number(2))
-    return t.Where(t.Less(t.Abs(x), t.number(0.5)), near, t.Log(t.Add(x, t.number(1))))
+    near = t.Mul(t.Atanh(t.Div(x, t.Add(x, 2.0))), 2.0)
+    return t.Where(t.Less(t.Abs(x), 0.5), near, t.Log(t.Add(x, 1.0)))
 
 
 def expm1(t, x, **_):
     """2 h / (1 - h) with h = tanh(x / 2) near 0, where exp(x) - 1 would round x away."""
-    half = t.Tanh(t.Mul(x, t.number(0.5)))
-    near = t.Div(t.Add(half, half), t.Sub(t.number(1), half))
-    return t.Where(t.Less(t.Abs(x), t.number(0.5)), near, t.Sub(t.Exp(x), t.number(1)))
+    half = t.Tanh(t.Mul(x, 0.5))
+    near = t.Div(t.Add(half, half), t.Sub(1.0, half))
+    return t.Where(t.Less(t.Abs(x), 0.5), near, t.Sub(t.Exp(x), 1.0))
 
 
 def cube_root(t, x, **_):
-    return t.Mul(t.Sign(x), t.Pow(t.Abs(x), t.number(1 / 3)))
+    return t.Mul(t.Sign(x), t.Pow(t.Abs(x), 1 / 3))
 
 
 def atan2(t, y, x, **_):
     """The angle of the point (|x|, |y|), reflected to the quadrant of (x, y)."""
     rise, run = t.Abs(y), t.Abs(x)
-    slope = t.Where(t.Equal(rise, run), t.number(1), t.Div(rise, run))  # inf / inf would be nan
-    is_origin = t.Equal(t.Add(rise, run), t.number(0))
-    angle = t.Atan(t.Where(is_origin, t.number(0), slope))
-    angle = t.Where(has_minus(t, x), t.Sub(t.number(math.pi), angle), angle)
+    slope = t.Where(t.Equal(rise, run), 1.0, t.Div(rise, run))  # inf / inf would be nan
+    is_origin = t.Equal(t.Add(rise, run), 0.0)
+    angle = t.Atan(t.Where(is_origin, 0.0, slope))
+    angle = t.Where(has_minus(t, x), t.Sub(math.pi, angle), angle)
     return t.Where(has_minus(t, y), t.Neg(angle), angle)
 
 
 def has_minus(t, x):
     """Whether x is less than 0, or -0."""
-    return t.Less(t.Where(t.Equal(x, t.number(0)), t.Reciprocal(x), x), t.number(0))
+    return t.Less(t.Where(t.Equal(x, 0.0), t.Reciprocal(x), x), 0.0)
 
 
 # primitives that are one node of the same name
@@ -284,7 +283,7 @@ PRIMITIVES = {
     "is_finite": is_finite,
     "round": rounded,
     "rsqrt": lambda t, x, **_: t.Reciprocal(t.Sqrt(x)),
-    "exp2": lambda t, x, **_: t.Pow(t.number(2), x),
+    "exp2": lambda t, x, **_: t.Pow(2.0, x),
     "erf": lambda t, x, **_: erf(t, x),
     "log": log,
     "log1p": log1p,

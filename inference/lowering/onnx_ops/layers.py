@@ -37,7 +37,7 @@ def embedding(t, params, ids):
     ids = ids if ids.dtype in (np.int32, np.int64) else t.cast(ids, np.int64)
     possible = t.Clip(ids, *(np.asarray(end, ids.dtype) for end in (0, count - 1)))
     inside = t.Unsqueeze(t.Equal(ids, possible), np.array([-1]))
-    return t.Where(inside, t.Gather(weight, possible, axis=0), t.number(np.nan))
+    return t.Where(inside, t.Gather(weight, possible, axis=0), np.nan)
 
 
 def in_float32(function):

@@ -14,31 +14,31 @@ from inference.lowering.onnx_ops.elementwise import never_in_float64
 
 def polynomial(t, x, coefficients):
     """Horner's rule; the highest power comes first."""
-    total = t.number(coefficients[0])
+    total = coefficients[0]
     for coefficient in coefficients[1:]:
-        total = t.Add(t.Mul(total, x), t.number(coefficient))
+        total = t.Add(t.Mul(total, x), coefficient)
     return total
 
 
 def erfc(t, x, **_):
     """Not computed as 1 - erf(x) for a large x, where the difference would be rounded to 0."""
-    size = t.Max(t.Abs(x), t.number(1))
+    size = t.Max(t.Abs(x), 1.0)
     inverse = t.Reciprocal(size)
     y = t.Mul(inverse, inverse)
     series = t.Where(
-        t.Less(size, t.number(2)), polynomial(t, y, ERFC_BELOW_2), polynomial(t, y, ERFC_ABOVE_2)
+        t.Less(size, 2.0), polynomial(t, y, ERFC_BELOW_2), polynomial(t, y, ERFC_ABOVE_2)
     )
     tail = t.Mul(t.Mul(t.Exp(t.Neg(t.Mul(size, size))), inverse), series)
-    far = t.Where(t.Less(x, t.number(0)), t.Sub(t.number(2), tail), tail)
-    return t.Where(t.Less(t.Abs(x), t.number(1)), t.Sub(t.number(1), t.Erf(x)), far)
+    far = t.Where(t.Less(x, 0.0), t.Sub(2.0, tail), tail)
+    return t.Where(t.Less(t.Abs(x), 1.0), t.Sub(1.0, t.Erf(x)), far)
 
 
 def erf_inv(t, x, **_):
-    w = t.Neg(t.Log(t.Mul(t.Sub(t.number(1), x), t.Add(t.number(1), x))))
-    below = polynomial(t, t.Sub(w, t.number(2.5)), ERF_INV_BELOW_5)
-    above = polynomial(t, t.Sub(t.Sqrt(t.Max(w, t.number(5))), t.number(3)), ERF_INV_ABOVE_5)
-    result = t.Mul(x, t.Where(t.Less(w, t.number(5)), below, above))
-    return t.Where(t.Equal(t.Abs(x), t.number(1)), t.Mul(x, t.number(np.inf)), result)
+    w = t.Neg(t.Log(t.Mul(t.Sub(1.0, x), t.Add(1.0, x))))
+    below = polynomial(t, t.Sub(w, 2.5), ERF_INV_BELOW_5)
+    above = polynomial(t, t.Sub(t.Sqrt(t.Max(w, 5.0)), 3.0), ERF_INV_ABOVE_5)
+    result = t.Mul(x, t.Where(t.Less(w, 5.0), below, above))
+    return t.Where(t.Equal(t.Abs(x), 1.0), t.Mul(x, np.inf), result)
 
 
 def real_dft(t, x, **_):

@@ -1,8 +1,9 @@
 """The target of the walk that builds an ONNX graph.
 
 `t.Gelu(x)` adds a Gelu node and returns the name of its result. The functions of the tables receive
-Values (`data` of a constant is an array) and pass Values, names of tensors or arrays to `t`. The
-constants of a model become initializers, named by their tree paths.
+Values (`data` of a constant is an array) and pass Values, names of tensors, arrays or floats to
+`t`; a float takes the dtype of the result. The constants of a model become initializers, named by
+their tree paths.
 """
 
 import functools
@@ -15,10 +16,10 @@ from inference.lowering.dims import symbols
 from inference.lowering.onnx_ops import dims, layout
 from inference.lowering.onnx_ops.graph import TYPES, Node, Scope, element_type, stored_type
 from inference.lowering.value import Value, constant
-from inference.lowering.walk import Missing
+from inference.lowering.walk import Target
 
 
-class OnnxTarget:
+class OnnxTarget(Target):
     def __init__(self, layers, table, opset, inputs):
         """`inputs` are {name: shape and dtype}; sizes are computed from their free dimensions."""
         self.layers, self.table, self.opset = layers, table, opset
@@ -77,7 +78,7 @@ class OnnxTarget:
         if isinstance(x, Value):
             return self.weight(x.data, x.name) if x.constant else x.data
         if type(x) is float:  # it takes the result's dtype; the dtype of an int depends on the node
-            x = self.number(x)
+            x = np.asarray(x, stored_type(self.out[0].dtype))
         return self.weight(np.asarray(x), "")
 
     def weight(self, array, name):
@@ -106,10 +107,6 @@ class OnnxTarget:
         if str(dtype) not in TYPES:
             self.refuse(str(dtype), "numbers")
         return dtype
-
-    def refuse(self, name, what):
-        """Raise Missing for a variant of a primitive that the table cannot express."""
-        raise Missing(f"{name} {what}", self.walk.place)
 
     # What many functions of the tables need.
 
@@ -151,10 +148,6 @@ class OnnxTarget:
 
     def to(self, x, dtype):
         return self.Cast(x, to=element_type(dtype))
-
-    def number(self, value):
-        """A constant in the dtype of the result."""
-        return np.asarray(value, stored_type(self.out[0].dtype))
 
     @contextmanager
     def scope(self):

@@ -22,12 +22,12 @@ def widened(function, wider=WIDER):
     def call(target, *operands, **params):
         if wider.keys().isdisjoint(x.dtype.name for x in operands):
             return function(target, *operands, **params)
-        avals = target.out
         operands = [tf.cast(x, wider.get(x.dtype.name, x.dtype)) for x in operands]
         results = function(target, *operands, **params)
         if isinstance(results, list | tuple):
-            return [tf.cast(x, aval.dtype) for x, aval in zip(results, avals, strict=True)]
-        return tf.cast(results, avals[0].dtype)
+            pairs = zip(results, target.out, strict=True)
+            return [tf.cast(x, aval.dtype) for x, aval in pairs]
+        return tf.cast(results, target.out[0].dtype)
 
     return call
 
