@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 
-from inference.decoding import LOGITS, NEXT, POSITION, TOKEN, Decoder, steps
 from inference.demo.text import page_tokenizer, write_text_page
 from inference.examples import Rows
 from inference.exporter import Exporter, described, remove
+from inference.generate import LOGITS, NEXT, POSITION, TOKEN, Decoder, steps
 from inference.load import NHWC, Exportable
 from inference.metadata import add_metadata, size_names
 from inference.runtimes import open_model

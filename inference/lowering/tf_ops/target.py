@@ -12,7 +12,7 @@ from inference.lowering.equations import ELEMENTWISE
 from inference.lowering.tf_ops.elementwise import NARROW
 from inference.lowering.tf_ops.pending import Pending, resolved
 from inference.lowering.walk import Missing, Target
-from inference.tflite_weights import KEPT
+from inference.quantize_tflite import KEPT
 from utils import first_line
 
 TYPES = {"float32", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "bool"}
