@@ -322,7 +322,7 @@ def test_inputs_without_a_common_batch_are_refused(tmp_path):
         (jnp.real, X + 1j, "input: ONNX Runtime takes no complex64; pass its real and its imag"),
     ],
 )
-def test_a_result_without_numbers_and_a_complex_example_are_refused(
+def test_a_result_without_numbers_is_refused_and_a_complex_example(
     function, example, message, tmp_path
 ):
     with pytest.raises(UserError, match=message):
