@@ -13,6 +13,11 @@ def in_result_type(function):
     return lambda t, x, *args, **kwargs: function(t, t.cast(x, t.out[0].dtype), *args, **kwargs)
 
 
+def node(op, **attributes):
+    """The function of an activation that is one node."""
+    return in_result_type(lambda t, x, **_: t.add(op, x, **attributes))
+
+
 def gelu(t, x):
     if t.opset >= 20 and x.dtype != np.float64:
         return t.Gelu(x)
@@ -41,10 +46,6 @@ def leaky_relu(t, x, slope):
     return t.LeakyRelu(x, alpha=float(slope))
 
 
-def hard_sigmoid(t, x):
-    return t.HardSigmoid(x, alpha=1 / 6, beta=0.5)
-
-
 def silu(t, x):
     return t.Mul(x, t.Sigmoid(x))
 
@@ -59,25 +60,25 @@ def logsumexp(t, x, axes):
 
 
 LAYERS = {
-    "relu": in_result_type(lambda t, x: t.Relu(x)),
+    "relu": node("Relu"),
     "leaky_relu": in_result_type(leaky_relu),
     "elu": in_result_type(lambda t, x, alpha: t.Elu(x, alpha=float(alpha))),
     "gelu": in_result_type(gelu),
     "gelu_tanh": in_result_type(gelu_tanh),
-    "sigmoid": in_result_type(lambda t, x: t.Sigmoid(x)),
+    "sigmoid": node("Sigmoid"),
     "silu": in_result_type(silu),
-    "hard_sigmoid": in_result_type(hard_sigmoid),
-    "hard_swish": in_result_type(lambda t, x: t.HardSwish(x)),
-    "tanh": in_result_type(lambda t, x, **_: t.Tanh(x)),
-    "softplus": in_result_type(lambda t, x: t.Softplus(x)),
-    "mish": in_result_type(lambda t, x: t.Mish(x)),
-    "softmax": in_result_type(lambda t, x: t.Softmax(x, axis=-1)),
-    "log_softmax": in_result_type(lambda t, x: t.LogSoftmax(x, axis=-1)),
+    "hard_sigmoid": node("HardSigmoid", alpha=1 / 6, beta=0.5),
+    "hard_swish": node("HardSwish"),
+    "tanh": node("Tanh"),
+    "softplus": node("Softplus"),
+    "mish": node("Mish"),
+    "softmax": node("Softmax", axis=-1),
+    "log_softmax": node("LogSoftmax", axis=-1),
     "softmax_along": lambda t, x, axis: t.Softmax(x, axis=axis),
     "log_softmax_along": lambda t, x, axis: t.LogSoftmax(x, axis=axis),
     "relu6": lambda t, x: t.Clip(x, 0.0, 6.0),
     "hard_tanh": lambda t, x: t.Clip(x, -1.0, 1.0),
     "logsumexp": logsumexp,
-    "selu": lambda t, x: t.Selu(x),
-    "soft_sign": lambda t, x: t.Softsign(x),
+    "selu": node("Selu"),
+    "soft_sign": node("Softsign"),
 }
