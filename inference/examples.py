@@ -19,6 +19,13 @@ from inference.verify import BATCHES, check_finite, repeated, rows_of, sizes_at,
 from training.checkpoint.probe import seeded_inputs
 from utils import RunError, UserError, check_memory, echo, first_line
 
+# Primitives whose results are numbers of their operands, in another form.
+SAME_NUMBERS = """
+    convert_element_type reshape broadcast_in_dim squeeze slice clamp transpose concatenate rev copy
+    select_n max min dynamic_slice
+"""
+SAME_NUMBERS = set(SAME_NUMBERS.split())
+
 
 class Examples:
     """Batches of ({input: array}, targets); raises UserError if there is no usable data."""
@@ -112,20 +119,6 @@ class Rows:
         return {
             name: array[rows] if np.ndim(array) else array for name, array in self.inputs.items()
         }
-
-
-# Primitives whose results are numbers of their operands, in another form.
-SAME_NUMBERS = {"convert_element_type", "reshape", "broadcast_in_dim", "squeeze", "slice", "clamp"}
-SAME_NUMBERS |= {
-    "transpose",
-    "concatenate",
-    "rev",
-    "copy",
-    "select_n",
-    "max",
-    "min",
-    "dynamic_slice",
-}
 
 
 def random_inputs(exportable, size, seen=None, tables=None):

@@ -22,6 +22,9 @@ from model.sampling import COLDEST, Sampling, check, check_amount, second_half, 
 from utils import RunError, UserError, echo, first_line, run_command
 from utils.files import parse_json, read_file
 
+TOKEN, LOGITS, POSITION, NEXT = "token", "logits", "position", "next/"  # names in the file
+TOKENIZER = "tokenizer.json"
+
 
 def main(argv=None):
     """Run the command line; a user's mistake ends in one message and an exit code."""
@@ -180,9 +183,6 @@ if __name__ == "__main__":
     sys.exit(main())
 
 
-TOKEN, LOGITS, POSITION, NEXT = "token", "logits", "position", "next/"  # names in the file
-
-
 class Decoder(NamedTuple):
     """A decode step: `call` maps {input: array} to {output: array}."""
 
@@ -261,9 +261,6 @@ def draw(random, logits, sampling):
     sums = weights.cumsum(-1)
     # Below 1, so that a token with the weight 0 is never drawn.
     return (sums > random.random((len(sums), 1)) * sums[:, -1:]).argmax(-1)
-
-
-TOKENIZER = "tokenizer.json"
 
 
 class Writer(NamedTuple):

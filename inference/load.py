@@ -36,99 +36,64 @@ from wiring.config import override, read
 from wiring.own_modules import look_in
 from wiring.vary import of_replica
 
-
-def known_shape(config, source, facts, trusted, folders=()):
-    """The shape of one input by the checkpoint or else the config's data; None if unknown."""
-    if "input_shape" not in facts:
-        facts = facts_of_config(config, source, trusted, folders)
-    return facts.get("input_shape")
+LOSSES_OF_NUMBERS = ("binary_cross_entropy", "huber", "mae", "mse")
+PASS_ONE = "pass a config with -c or, from Python, the model: load(path, model, preprocess=[...])"
 
 
-def channels_last(shape, layout, known):
-    """(a shape given by the user, with the channels last; the layout that callers pass).
+class Form(NamedTuple):
+    """What an exported file takes and returns."""
 
-    The number of channels, which is that of the `known` shape, shows where a shape has them.
-    """
-    if shape is None or len(shape) != 3:
-        return shape, layout or "nhwc"
-    channels = known[-1] if known and len(known) == 3 else None
-    first, last = shape[0] == channels != shape[2], shape[0] != channels == shape[2]
-    channels_moved = (*shape[1:], shape[0])
-    if layout is None and first:
-        layout = "nchw"
-        print(f"{as_input(shape)} has the channels first, so the files take images in nchw")
-    if layout == "nchw" and last:
-        fix = as_input((shape[2], *shape[:2]))
-        raise UserError(f"{as_input(shape)}: --input-layout nchw has the channels first: {fix}")
-    if layout == "nhwc" and first:
-        fix = f"{as_input(channels_moved)}, or --input-layout nchw"
-        raise UserError(f"{as_input(shape)}: --input-layout nhwc has the channels last: {fix}")
-    return (channels_moved, layout) if layout == "nchw" else (shape, "nhwc")
+    layout: str | None = "nhwc"  # None until it is known: that of the given shape, or nhwc
+    preprocess: bool = False  # whether it takes raw inputs
+    softmax: bool = False  # whether it returns probabilities
 
 
-def as_input(shape):
-    """The option for a shape of one input."""
-    return f"--input {' '.join(map(str, (1, *shape)))}"
+NHWC = Form()
 
 
-def input_specs(parts, facts, shape):
-    """(shape and dtype of one raw input, those of one input of the model); None if unknown."""
-    if own := own_inputs(parts.model):
-        if shape is not None:
-            raise several_inputs(own)
-        return None, own
-    raw = x = raw_input(parts, facts)
-    if raw is not None:
-        try:
-            for fn in parts.preprocess:
-                x = jax.eval_shape(fn, x)
-        except Exception as error:  # preprocessing may be the user's own code
-            raise UserError(f"preprocess: does not fit the inputs: {first_line(error)}") from error
-        if shape is None or tuple(shape) == getattr(x, "shape", None):
-            return raw, x
-        if not hasattr(x, "shape"):
-            raise several_inputs(x)
-        return None, jax.ShapeDtypeStruct(tuple(shape), x.dtype)
-    shape = shape or facts.get("input_shape")
-    if shape is None:
-        return None, None
-    dtype = jnp.int32 if "vocab_size" in facts else jnp.float32
-    return None, jax.ShapeDtypeStruct(tuple(shape), dtype)
+class Exportable(NamedTuple):
+    """`function(weights, inputs)` takes a batch; `inputs` is the spec of one example."""
 
+    function: Any
+    weights: Any  # {"params": ..., "state": ...} on the host
+    inputs: Any
+    preprocess: tuple  # the preprocessing that the function leaves to its caller
+    form: Form
+    parts: Any  # the built config; its `data` is None if the data cannot be built
+    data_error: str  # why `data` is None, or empty
+    record: dict  # the checkpoint's metadata
 
-def raw_input(parts, facts):
-    """The shape and dtype of one raw input of the data, or of a row with the columns that a
-    checkpoint has recorded of its table; None if unknown."""
-    if isinstance(parts.example, tuple | list):
-        return jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype), parts.example[0]
-        )
-    columns = facts.get("columns")
-    return jax.ShapeDtypeStruct((len(columns),), jnp.float32) if columns else None
+    @property
+    def config(self):
+        """The config, with its defaults."""
+        return self.parts.config
 
+    @property
+    def classes(self):
+        """The names of the classes: those that the run recorded, else those of the data, or
+        None."""
+        return known_classes(self.record, self.parts.data)
 
-def own_inputs(model):
-    """The shapes of one example that the model declares; None if it takes those of the data."""
-    inputs = getattr(model, "inputs", None)
-    return inputs() if inputs else None
+    @property
+    def output_kind(self):
+        """What the outputs are: "logits" or "probabilities" of classes, or "numbers"."""
+        return output_kind(self.config, self.form, self.classes)
 
+    @property
+    def table(self):
+        """How a file with more rows of the table is read, as the arguments of `rows_of`; None for
+        other data."""
+        if not (columns := self.parts.facts.get("columns")):
+            return None
+        data = self.config["data"]
+        args = data["args"] if isinstance(data, dict) and data.get("name") == "csv" else {}
+        given = {name: args[name] for name in ("missing", "separator") if name in args}
+        return {"columns": columns, "missing": MISSING, "separator": ","} | given
 
-def several_inputs(inputs):
-    names = ", ".join(named_leaves(inputs))
-    return UserError(f"--input: the model takes several inputs ({names}); leave it out")
-
-
-def channels_first(inputs):
-    """The spec of one image with its channels first."""
-    leaves = jax.tree.leaves(inputs)
-    if len(leaves) != 1 or len(leaves[0].shape) != 3:
-        shapes = ", ".join(str(list(leaf.shape)) for leaf in leaves)
-        raise UserError(
-            "--input-layout nchw: needs a model with one image input of (height, width, channels); "
-            f"this one takes {shapes}"
-        )
-    height, width, channels = inputs.shape
-    return jax.ShapeDtypeStruct((channels, height, width), inputs.dtype)
+    @property
+    def tokenizer(self):
+        """The tokenizer that the run has recorded, or None."""
+        return recorded_tokenizer(self.record, self.parts.source)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -228,64 +193,6 @@ class Loaded:
             raise UserError(f"predict: x must have one row per input, found {found}; {fix}")
         check_shapes(x, self.inputs, self.shapes)
         return next(iter(lengths.values()))
-
-
-class Form(NamedTuple):
-    """What an exported file takes and returns."""
-
-    layout: str | None = "nhwc"  # None until it is known: that of the given shape, or nhwc
-    preprocess: bool = False  # whether it takes raw inputs
-    softmax: bool = False  # whether it returns probabilities
-
-
-NHWC = Form()
-LOSSES_OF_NUMBERS = ("binary_cross_entropy", "huber", "mae", "mse")
-PASS_ONE = "pass a config with -c or, from Python, the model: load(path, model, preprocess=[...])"
-
-
-class Exportable(NamedTuple):
-    """`function(weights, inputs)` takes a batch; `inputs` is the spec of one example."""
-
-    function: Any
-    weights: Any  # {"params": ..., "state": ...} on the host
-    inputs: Any
-    preprocess: tuple  # the preprocessing that the function leaves to its caller
-    form: Form
-    parts: Any  # the built config; its `data` is None if the data cannot be built
-    data_error: str  # why `data` is None, or empty
-    record: dict  # the checkpoint's metadata
-
-    @property
-    def config(self):
-        """The config, with its defaults."""
-        return self.parts.config
-
-    @property
-    def classes(self):
-        """The names of the classes: those that the run recorded, else those of the data, or
-        None."""
-        return known_classes(self.record, self.parts.data)
-
-    @property
-    def output_kind(self):
-        """What the outputs are: "logits" or "probabilities" of classes, or "numbers"."""
-        return output_kind(self.config, self.form, self.classes)
-
-    @property
-    def table(self):
-        """How a file with more rows of the table is read, as the arguments of `rows_of`; None for
-        other data."""
-        if not (columns := self.parts.facts.get("columns")):
-            return None
-        data = self.config["data"]
-        args = data["args"] if isinstance(data, dict) and data.get("name") == "csv" else {}
-        given = {name: args[name] for name in ("missing", "separator") if name in args}
-        return {"columns": columns, "missing": MISSING, "separator": ","} | given
-
-    @property
-    def tokenizer(self):
-        """The tokenizer that the run has recorded, or None."""
-        return recorded_tokenizer(self.record, self.parts.source)
 
 
 def load(path, model=None, *, preprocess=(), config=None, trust=False, best=False) -> Loaded:
@@ -472,6 +379,100 @@ def known_classes(record, data):
 
 def as_names(classes):
     return list(map(str, classes)) if isinstance(classes, list) else []
+
+
+def known_shape(config, source, facts, trusted, folders=()):
+    """The shape of one input by the checkpoint or else the config's data; None if unknown."""
+    if "input_shape" not in facts:
+        facts = facts_of_config(config, source, trusted, folders)
+    return facts.get("input_shape")
+
+
+def channels_last(shape, layout, known):
+    """(a shape given by the user, with the channels last; the layout that callers pass).
+
+    The number of channels, which is that of the `known` shape, shows where a shape has them.
+    """
+    if shape is None or len(shape) != 3:
+        return shape, layout or "nhwc"
+    channels = known[-1] if known and len(known) == 3 else None
+    first, last = shape[0] == channels != shape[2], shape[0] != channels == shape[2]
+    channels_moved = (*shape[1:], shape[0])
+    if layout is None and first:
+        layout = "nchw"
+        print(f"{as_input(shape)} has the channels first, so the files take images in nchw")
+    if layout == "nchw" and last:
+        fix = as_input((shape[2], *shape[:2]))
+        raise UserError(f"{as_input(shape)}: --input-layout nchw has the channels first: {fix}")
+    if layout == "nhwc" and first:
+        fix = f"{as_input(channels_moved)}, or --input-layout nchw"
+        raise UserError(f"{as_input(shape)}: --input-layout nhwc has the channels last: {fix}")
+    return (channels_moved, layout) if layout == "nchw" else (shape, "nhwc")
+
+
+def as_input(shape):
+    """The option for a shape of one input."""
+    return f"--input {' '.join(map(str, (1, *shape)))}"
+
+
+def input_specs(parts, facts, shape):
+    """(shape and dtype of one raw input, those of one input of the model); None if unknown."""
+    if own := own_inputs(parts.model):
+        if shape is not None:
+            raise several_inputs(own)
+        return None, own
+    raw = x = raw_input(parts, facts)
+    if raw is not None:
+        try:
+            for fn in parts.preprocess:
+                x = jax.eval_shape(fn, x)
+        except Exception as error:  # preprocessing may be the user's own code
+            raise UserError(f"preprocess: does not fit the inputs: {first_line(error)}") from error
+        if shape is None or tuple(shape) == getattr(x, "shape", None):
+            return raw, x
+        if not hasattr(x, "shape"):
+            raise several_inputs(x)
+        return None, jax.ShapeDtypeStruct(tuple(shape), x.dtype)
+    shape = shape or facts.get("input_shape")
+    if shape is None:
+        return None, None
+    dtype = jnp.int32 if "vocab_size" in facts else jnp.float32
+    return None, jax.ShapeDtypeStruct(tuple(shape), dtype)
+
+
+def raw_input(parts, facts):
+    """The shape and dtype of one raw input of the data, or of a row with the columns that a
+    checkpoint has recorded of its table; None if unknown."""
+    if isinstance(parts.example, tuple | list):
+        return jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype), parts.example[0]
+        )
+    columns = facts.get("columns")
+    return jax.ShapeDtypeStruct((len(columns),), jnp.float32) if columns else None
+
+
+def own_inputs(model):
+    """The shapes of one example that the model declares; None if it takes those of the data."""
+    inputs = getattr(model, "inputs", None)
+    return inputs() if inputs else None
+
+
+def several_inputs(inputs):
+    names = ", ".join(named_leaves(inputs))
+    return UserError(f"--input: the model takes several inputs ({names}); leave it out")
+
+
+def channels_first(inputs):
+    """The spec of one image with its channels first."""
+    leaves = jax.tree.leaves(inputs)
+    if len(leaves) != 1 or len(leaves[0].shape) != 3:
+        shapes = ", ".join(str(list(leaf.shape)) for leaf in leaves)
+        raise UserError(
+            "--input-layout nchw: needs a model with one image input of (height, width, channels); "
+            f"this one takes {shapes}"
+        )
+    height, width, channels = inputs.shape
+    return jax.ShapeDtypeStruct((channels, height, width), inputs.dtype)
 
 
 def check_one(x, wanted, shapes):

@@ -35,6 +35,90 @@ from wiring.config import read
 
 ARRAYS = {".npz", ".npy"}
 TABLES = {".csv", ".tsv", ".parquet"}
+OUTPUT_KINDS = ("logits", "probabilities", "numbers")
+
+
+class Predictor(NamedTuple):
+    """`model` maps {input: a batch} to {output: a batch}."""
+
+    model: Any
+    inputs: dict  # {name: (shape of one example, dtype)}; a free dimension is None
+    size: int | None  # the only batch size that it takes
+    preprocess: tuple  # the preprocessing that raw inputs still need
+    form: Form
+    output_kind: str  # one of OUTPUT_KINDS
+    classes: list  # the class names, as far as they are known
+    table: dict | None = None  # how the rows of a table are read; None if it was not trained on one
+    structure: Any = None  # how the inputs are nested, if known
+    raw_shape: tuple | None = None  # the shape of an image before preprocessing, if known
+    vocab_size: int | None = None  # for a language model, if known
+
+
+def open_predictor(arguments):
+    """The predictor for the model on the command line."""
+    path = Path(arguments.model)
+    if path.suffix.lower() in PACKAGES and not arguments.best:
+        return open_export(path, arguments)
+    path = chosen_checkpoint(path, arguments.best)
+    exportable = load_to_export(arguments.config, path, trusted=arguments.trust)
+    inputs = {
+        name: (leaf.shape, leaf.dtype) for name, leaf in named(exportable.inputs, "input").items()
+    }
+    kind = exportable.output_kind
+    described = exportable.preprocess, exportable.form, kind, as_names(exportable.classes)
+    table = exportable.table
+    if table and not is_table(table):
+        raise UserError(f"{path}: data.args of its config does not describe how to read a table")
+    structure = jax.tree.structure(exportable.inputs)
+    shape = getattr(raw_input(exportable.parts, exportable.parts.facts), "shape", ())
+    known = {"structure": structure, "raw_shape": shape if len(shape) == 3 else None}
+    known["vocab_size"] = exportable.parts.facts.get("vocab_size")
+    return Predictor(Reference(exportable), inputs, None, *described, table, **known)
+
+
+def open_export(path, arguments):
+    """The predictor for an exported file, described by the report beside it or by a config."""
+    model = open_model(path)
+    inputs = {name: (shape[1:], np.dtype(dtype)) for name, (shape, dtype) in model.inputs.items()}
+    fixed = {shape[0] for shape, _ in model.inputs.values() if shape} - {None}
+    size = fixed.pop() if fixed else None
+    report = path.parent / REPORT
+    unknown = NHWC, None, [], None, None
+    form, kind, classes, table, vocab_size = read_report(report) if report.is_file() else unknown
+    file = arguments.config or (path.parent / "config.json" if report.is_file() else None)
+    is_prepared = form.preprocess or arguments.prepared
+    if file is None or (is_prepared and kind):
+        described = form, kind or "numbers", classes, table
+        return Predictor(model, inputs, size, (), *described, vocab_size=vocab_size)
+    record = {} if arguments.config else {"config": read(file, trusted=arguments.trust)}
+    config, *rest = find_config(arguments.config, file, record, (), arguments.trust)
+    facts = {"columns": table["columns"]} if table else {}
+    preprocess = () if is_prepared else tuple(build_preprocess(config, *rest, facts))
+    kind = kind or output_kind(config, form, classes)
+    described = form, kind, classes, table
+    return Predictor(model, inputs, size, preprocess, *described, vocab_size=vocab_size)
+
+
+def read_report(path):
+    """(form, output kind, class names, `table` and `vocab_size` of a Predictor) from an export's
+    report."""
+    try:
+        report = parse_json(read_file(path))
+        kind = report["output_kind"]
+        form = Form(**report["form"])
+        flags = [form.preprocess, form.softmax]
+        if form.layout not in ("nhwc", "nchw") or not all(isinstance(flag, bool) for flag in flags):
+            raise ValueError(f"form must say layout, preprocess and softmax, got {report['form']}")
+        if kind not in OUTPUT_KINDS:
+            raise ValueError(f"output_kind must be one of {', '.join(OUTPUT_KINDS)}, got {kind!r}")
+        table = report.get("table")
+        if table is not None and not is_table(table):
+            raise ValueError("table must say columns, missing and separator")
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        why = f"it has no {error}" if isinstance(error, KeyError) else first_line(error)
+        fix = "export again, or move the model to another folder and pass its config with -c"
+        raise UserError(f"{path}: is not a report of an export: {why}; {fix}") from error
+    return form, kind, as_names(report.get("classes")), table, report.get("vocab_size")
 
 
 def batches(paths, key, predictor, size):
@@ -188,92 +272,6 @@ def shape_after(preprocess, shape):
 def image(path, shape):
     """An image as bytes, resized to the model's size."""
     return pixels(path, shape[:2], {1: "gray", 3: "rgb"}[shape[2]])
-
-
-OUTPUT_KINDS = ("logits", "probabilities", "numbers")
-
-
-class Predictor(NamedTuple):
-    """`model` maps {input: a batch} to {output: a batch}."""
-
-    model: Any
-    inputs: dict  # {name: (shape of one example, dtype)}; a free dimension is None
-    size: int | None  # the only batch size that it takes
-    preprocess: tuple  # the preprocessing that raw inputs still need
-    form: Form
-    output_kind: str  # one of OUTPUT_KINDS
-    classes: list  # the class names, as far as they are known
-    table: dict | None = None  # how the rows of a table are read; None if it was not trained on one
-    structure: Any = None  # how the inputs are nested, if known
-    raw_shape: tuple | None = None  # the shape of an image before preprocessing, if known
-    vocab_size: int | None = None  # for a language model, if known
-
-
-def open_predictor(arguments):
-    """The predictor for the model on the command line."""
-    path = Path(arguments.model)
-    if path.suffix.lower() in PACKAGES and not arguments.best:
-        return open_export(path, arguments)
-    path = chosen_checkpoint(path, arguments.best)
-    exportable = load_to_export(arguments.config, path, trusted=arguments.trust)
-    inputs = {
-        name: (leaf.shape, leaf.dtype) for name, leaf in named(exportable.inputs, "input").items()
-    }
-    kind = exportable.output_kind
-    described = exportable.preprocess, exportable.form, kind, as_names(exportable.classes)
-    table = exportable.table
-    if table and not is_table(table):
-        raise UserError(f"{path}: data.args of its config does not describe how to read a table")
-    structure = jax.tree.structure(exportable.inputs)
-    shape = getattr(raw_input(exportable.parts, exportable.parts.facts), "shape", ())
-    known = {"structure": structure, "raw_shape": shape if len(shape) == 3 else None}
-    known["vocab_size"] = exportable.parts.facts.get("vocab_size")
-    return Predictor(Reference(exportable), inputs, None, *described, table, **known)
-
-
-def open_export(path, arguments):
-    """The predictor for an exported file, described by the report beside it or by a config."""
-    model = open_model(path)
-    inputs = {name: (shape[1:], np.dtype(dtype)) for name, (shape, dtype) in model.inputs.items()}
-    fixed = {shape[0] for shape, _ in model.inputs.values() if shape} - {None}
-    size = fixed.pop() if fixed else None
-    report = path.parent / REPORT
-    unknown = NHWC, None, [], None, None
-    form, kind, classes, table, vocab_size = read_report(report) if report.is_file() else unknown
-    file = arguments.config or (path.parent / "config.json" if report.is_file() else None)
-    is_prepared = form.preprocess or arguments.prepared
-    if file is None or (is_prepared and kind):
-        described = form, kind or "numbers", classes, table
-        return Predictor(model, inputs, size, (), *described, vocab_size=vocab_size)
-    record = {} if arguments.config else {"config": read(file, trusted=arguments.trust)}
-    config, *rest = find_config(arguments.config, file, record, (), arguments.trust)
-    facts = {"columns": table["columns"]} if table else {}
-    preprocess = () if is_prepared else tuple(build_preprocess(config, *rest, facts))
-    kind = kind or output_kind(config, form, classes)
-    described = form, kind, classes, table
-    return Predictor(model, inputs, size, preprocess, *described, vocab_size=vocab_size)
-
-
-def read_report(path):
-    """(form, output kind, class names, `table` and `vocab_size` of a Predictor) from an export's
-    report."""
-    try:
-        report = parse_json(read_file(path))
-        kind = report["output_kind"]
-        form = Form(**report["form"])
-        flags = [form.preprocess, form.softmax]
-        if form.layout not in ("nhwc", "nchw") or not all(isinstance(flag, bool) for flag in flags):
-            raise ValueError(f"form must say layout, preprocess and softmax, got {report['form']}")
-        if kind not in OUTPUT_KINDS:
-            raise ValueError(f"output_kind must be one of {', '.join(OUTPUT_KINDS)}, got {kind!r}")
-        table = report.get("table")
-        if table is not None and not is_table(table):
-            raise ValueError("table must say columns, missing and separator")
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        why = f"it has no {error}" if isinstance(error, KeyError) else first_line(error)
-        fix = "export again, or move the model to another folder and pass its config with -c"
-        raise UserError(f"{path}: is not a report of an export: {why}; {fix}") from error
-    return form, kind, as_names(report.get("classes")), table, report.get("vocab_size")
 
 
 def is_table(value):
