@@ -15,7 +15,7 @@ from data_loader.npy_files import claimed
 from inference.load import prepare
 from inference.lowering.equations import open_jaxpr
 from inference.lowering.trace import UNBATCHED, Scalar, describe, named, of_batch
-from inference.verify import BATCHES, check_finite, repeated, rows_of, sizes_at, take
+from inference.verify import check_finite, repeated, rows_of, sizes_at, take
 from training.checkpoint.probe import seeded_inputs
 from utils import RunError, UserError, check_memory, echo, first_line
 
@@ -35,17 +35,12 @@ class Examples:
             raise UserError(exportable.data_error)
         if getattr(exportable.parts.model, "inputs", None):
             raise UserError("the model takes other inputs than those of the data")
-        self.datasets, self.exportable = self.sets_of(exportable.parts), exportable
+        self.exportable = exportable
+        self.datasets = load_datasets(exportable.parts.data, exportable.parts.loader)
+        if not all(map(has_items, self.datasets.values())):
+            raise UserError("data: comes in batches, so no single example can be read")
         self.test_set = self.datasets.get("test")
         self.check_shapes()
-
-    @staticmethod
-    def sets_of(parts):
-        """The datasets, whose examples can all be read one by one."""
-        datasets = load_datasets(parts.data, parts.loader)
-        if not all(map(has_items, datasets.values())):
-            raise UserError("data: comes in batches, so no single example can be read")
-        return datasets
 
     def check_shapes(self):
         """Raise if the data's inputs do not have the shape that the model takes."""
@@ -310,16 +305,6 @@ def check_sizes(exportable, tried, batch):
 
 def in_words(sizes):
     return " ".join(f"{name} {size}" for name, size in sizes.items())
-
-
-def known_inputs(examples, own, size):
-    """{kind: inputs that are not random}, at least `size` of them where there are enough."""
-    known = {}
-    if examples:  # more than one, since random inputs get the range of these
-        known["real"] = examples.first(size if size == UNBATCHED else max(size, *BATCHES))
-    if own:
-        known["own"] = own
-    return known
 
 
 def inputs_of(exportable, known, size, tables, tried, is_real_only):

@@ -19,7 +19,6 @@ from inference.examples import (
     check_sizes,
     check_varied,
     inputs_of,
-    known_inputs,
     load_examples,
     own_inputs,
     table_sizes,
@@ -100,19 +99,24 @@ class Exporter:
         self.size = max(self.batches)
         self.progress("computing what the files must return, in JAX")
         self.reference = Reference(exportable)
-        self.cases = cases_of(self.reference, self.inputs(tried), self.batches)
+        tables = table_sizes(self.traced)
+        self.cases = cases_of(self.reference, self.inputs(tried, tables), self.batches)
         if self.samples:
             source = self.examples.source if self.examples else "--inputs"
-            check_varied(self.samples, table_sizes(self.traced), source)
+            check_varied(self.samples, tables, source)
         self.before = self.scores(self.reference) if arguments.quantize else None
 
-    def inputs(self, tried):
+    def inputs(self, tried, tables):
         """{kind: a batch of inputs to verify on}"""
-        known = known_inputs(self.examples, self.own, self.size)
+        known = {}
+        if self.examples:  # more than one, since random inputs get the range of these
+            count = self.size if self.size == UNBATCHED else max(self.size, *BATCHES)
+            known["real"] = self.examples.first(count)
+        if self.own:
+            known["own"] = self.own
         if self.arguments.real_only and not known:
             fix = "pass your own with --inputs FILE.npz"
             raise UserError(f"--real-only: no data can be loaded: {self.no_examples}; {fix}")
-        tables = table_sizes(self.traced)
         return inputs_of(self.exportable, known, self.size, tables, tried, self.arguments.real_only)
 
     def reports(self, stem):
