@@ -2,6 +2,7 @@
 
 import math
 
+import jax
 import numpy as np
 
 from inference.lowering.onnx_ops.graph import stored_type
@@ -9,8 +10,15 @@ from inference.lowering.value import Value
 
 
 def in_result_type(function):
-    """The function for an x cast to the dtype of the result: JAX promotes integers."""
-    return lambda t, x, *args, **kwargs: function(t, t.cast(x, t.out[0].dtype), *args, **kwargs)
+    """The function for operands cast to the dtype of the result: JAX promotes integers."""
+
+    def promoting(t, *operands, **params):
+        def promoted(x):
+            return t.cast(x, t.out[0].dtype) if isinstance(x, Value) else x
+
+        return function(t, *jax.tree.map(promoted, operands), **params)
+
+    return promoting
 
 
 def node(op, **attributes):

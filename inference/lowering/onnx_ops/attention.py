@@ -4,18 +4,14 @@ import math
 
 import numpy as np
 
-from inference.lowering.onnx_ops.dims import is_number
+from inference.lowering.dims import is_number
+from inference.lowering.onnx_ops.activations import in_result_type
 from inference.lowering.onnx_ops.graph import stored_type
 from inference.lowering.value import Value, constant
 
 
 def attention(t, params, x, context=None, *, heads, causal, mask):
     context = x if context is None else context
-    dtype = t.out[0].dtype
-    params = {
-        name: {key: t.cast(value, dtype) for key, value in layer.items()}
-        for name, layer in params.items()
-    }
     # the Attention node gives nan where a mask leaves nothing to attend to
     if t.opset >= 23 and mask is None:
         q, k, v = (project(t, params[name], source) for name, source in sources(x, context))
@@ -140,7 +136,7 @@ def attend(t, q, k, v, mask, *, causal):
 
 
 LAYERS = {
-    "attention": attention,
+    "attention": in_result_type(attention),
     "attend": attend,
     "weighted_mean": weighted_mean,
     "write": write,

@@ -15,8 +15,8 @@ from inference.lowering.approximations import (
     ERFC_ABOVE_2,
     ERFC_BELOW_2,
 )
+from inference.lowering.dims import is_number
 from inference.lowering.onnx_ops.activations import erf
-from inference.lowering.onnx_ops.dims import is_number
 from inference.lowering.onnx_ops.graph import stored_type, tensor_type
 from inference.lowering.value import Value
 from inference.lowering.walk import op_name

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from jax.lax import GatherScatterMode
 
-from inference.lowering.onnx_ops.dims import is_number, is_same, product
+from inference.lowering.dims import is_number, is_same, product
 from inference.lowering.onnx_ops.elementwise import where, wide
 from inference.lowering.value import Value, constant
 

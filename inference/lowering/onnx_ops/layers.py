@@ -4,15 +4,13 @@ import math
 
 import numpy as np
 
-from inference.lowering.dims import is_positive
-from inference.lowering.onnx_ops import dims
+from inference.lowering.dims import is_number, is_positive
+from inference.lowering.onnx_ops.activations import in_result_type
 from inference.lowering.onnx_ops.graph import stored_type
 from inference.lowering.value import constant
 
 
 def linear(t, params, x):
-    dtype = t.out[0].dtype
-    x, params = t.cast(x, dtype), {name: t.cast(value, dtype) for name, value in params.items()}
     if "bias" not in params:
         return t.MatMul(x, params["weight"])
     if len(x.shape) == 2:
@@ -27,9 +25,7 @@ def linears(t, layers, x):
 
 def unembedding(t, params, x):
     """The table is transposed in the file's graph, since `embedding` reads it as it is."""
-    dtype = t.out[0].dtype
-    table = t.Transpose(t.cast(params["weight"], dtype), perm=(1, 0))
-    return t.MatMul(t.cast(x, dtype), table)
+    return t.MatMul(x, t.Transpose(params["weight"], perm=(1, 0)))
 
 
 def embedding(t, params, ids):
@@ -120,7 +116,7 @@ def recurrent(t, op, order, params, x, lengths, reverse, **attributes):
         other = t.Concat(zeros[:, dim:], own, axis=1)
     else:
         other = zeros
-    most = np.int32(steps) if dims.is_number(steps) else free_length(t, steps)
+    most = np.int32(steps) if is_number(steps) else free_length(t, steps)
     if lengths is not None:
         lengths = t.Clip(t.cast(lengths, np.int32), np.int32(0), most)
     elif not is_positive(steps):  # without lengths, a GRU of no steps ends the process
@@ -158,10 +154,10 @@ def rows(t, value, order):
 
 
 LAYERS = {
-    "linear": linear,
-    "linears": linears,
+    "linear": in_result_type(linear),
+    "linears": in_result_type(linears),
     "embedding": embedding,
-    "unembedding": unembedding,
+    "unembedding": in_result_type(unembedding),
     "layer_norm": in_float32(layer_norm),
     "rms_norm": in_float32(rms_norm),
     "group_norm": in_float32(group_norm),

@@ -8,7 +8,8 @@ import itertools
 import numpy as np
 from jax import lax
 
-from inference.lowering.onnx_ops.dims import is_number, product
+from inference.lowering.dims import is_number, product
+from inference.lowering.onnx_ops.activations import in_result_type
 from inference.lowering.onnx_ops.elementwise import PRIMITIVES as ELEMENTWISE
 from inference.lowering.onnx_ops.elementwise import never_in_float64
 from inference.lowering.onnx_ops.reductions import highest, lowest
@@ -66,8 +67,6 @@ def matrices(t, x, shared, rows, columns):
 
 
 def conv2d(t, params, x, *, stride, padding, dilation):
-    dtype = t.out[0].dtype
-    x, params = t.cast(x, dtype), {name: t.cast(value, dtype) for name, value in params.items()}
     weight, stride, dilation = params["weight"], pair(stride), pair(dilation)
     groups = x.shape[-1] // weight.shape[2]
     pads = resolve_padding(padding, x.shape[1:3], weight.shape[:2], stride, dilation)
@@ -233,7 +232,7 @@ def max_pool(t, x, window, *, stride, padding):
 def avg_pool(t, x, window, *, stride, padding):
     """The mean of the pixels in each window, without the padding."""
     window, stride, pads = geometry(x, window, stride, padding)
-    return pooled(t, "AveragePool", t.cast(x, t.out[0].dtype), (1, 2), window, stride, pads)
+    return pooled(t, "AveragePool", x, (1, 2), window, stride, pads)
 
 
 def pooled(t, op, x, axes, window, stride, pads, **attributes):
@@ -312,9 +311,9 @@ def by_slices(t, combine, start, x, window, strides, padding, base_dilation, win
 
 
 LAYERS = {
-    "conv2d": never_in_float64(conv2d),
+    "conv2d": never_in_float64(in_result_type(conv2d)),
     "max_pool": max_pool,
-    "avg_pool": never_in_float64(avg_pool),
+    "avg_pool": never_in_float64(in_result_type(avg_pool)),
 }
 PRIMITIVES = {
     "dot_general": dot_general,

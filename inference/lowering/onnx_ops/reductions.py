@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from inference.lowering.onnx_ops.dims import is_number
+from inference.lowering.dims import is_number
+from inference.lowering.onnx_ops.activations import in_result_type
 from inference.lowering.onnx_ops.elementwise import WIDER, extreme, wide
 from inference.lowering.value import Value, is_one
 
@@ -96,7 +97,7 @@ def global_max_pool(t, x):
 
 
 def global_avg_pool(t, x):
-    return mean(t, t.cast(x, t.out[0].dtype), (1, 2))
+    return mean(t, x, (1, 2))
 
 
 def lowest(dtype):
@@ -178,7 +179,7 @@ def sortable_type(dtype):
 
 LAYERS = {
     "global_max_pool": global_max_pool,
-    "global_avg_pool": global_avg_pool,
+    "global_avg_pool": in_result_type(global_avg_pool),
 }
 PRIMITIVES = {
     "reduce_sum": reduction("ReduceSum"),

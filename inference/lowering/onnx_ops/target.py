@@ -12,11 +12,14 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from inference.lowering.dims import symbols
-from inference.lowering.onnx_ops import dims, layout
+from inference.lowering.dims import evaluate, is_number, is_zero, symbols
+from inference.lowering.onnx_ops import layout
 from inference.lowering.onnx_ops.graph import TYPES, Node, Scope, element_type, stored_type
 from inference.lowering.value import Value, constant
 from inference.lowering.walk import Target
+
+OPERATIONS = {"neg": "Neg", "add": "Add", "sub": "Sub", "mul": "Mul", "pow": "Pow"}
+OPERATIONS |= {"mod": "Mod", "max": "Max", "min": "Min"}
 
 
 class OnnxTarget(Target):
@@ -41,7 +44,7 @@ class OnnxTarget(Target):
 
     def expanded(self, value):
         sizes = zip(value.shape, value.data_shape, strict=True)
-        empty = [axis for axis, (d, old) in enumerate(sizes) if dims.is_zero(d) and old == 1]
+        empty = [axis for axis, (d, old) in enumerate(sizes) if is_zero(d) and old == 1]
         zeros = np.zeros(len(empty), np.int64)
         # Expand cannot turn a size of 1 into 0
         data = self.Slice(value, zeros, zeros, np.array(empty)) if empty else value
@@ -112,11 +115,27 @@ class OnnxTarget(Target):
 
     def size(self, dimension):
         """A dimension as a tensor of one number."""
-        return dims.size(self, dimension)
+        if is_number(dimension):
+            return np.array([dimension], np.int64)
+        operations = {name: getattr(self, op) for name, op in OPERATIONS.items()}
+        operations["number"] = lambda number: np.array([number], np.int64)
+        # Div rounds towards 0
+        operations["floordiv"] = lambda a, b: self.Div(self.Sub(a, self.Mod(a, b)), b)
+        with self.outermost():  # so that subgraphs can read it as well
+            return evaluate(dimension, self.symbol, operations)
+
+    def symbol(self, name):
+        """What a symbol stands for: the size of an input along an axis, divided by its factor."""
+        source, axis, factor = self.symbols[name]
+        size = self.Shape(source, start=axis, end=axis + 1)
+        return self.Div(size, np.array([factor], np.int64)) if factor > 1 else size
 
     def shape(self, shape):
         """A shape as a tensor, or as an array where it is known."""
-        return dims.shape(self, shape)
+        if all(map(is_number, shape)):
+            return np.array(shape, np.int64)
+        with self.outermost():
+            return self.Concat(*map(self.size, shape), axis=0)
 
     def reshape(self, x, shape):
         """x in another shape, of which one dimension may be free."""
@@ -129,8 +148,11 @@ class OnnxTarget(Target):
         source = self.reshaped.get(name, name)  # the second of two reshapes is enough
         if self.shapes.get(source) == shape:
             return source
-        allowzero = 1 if any(map(dims.is_zero, shape)) else None
-        result = self.Reshape(source, dims.reshape_argument(self, shape), allowzero=allowzero)
+        has_zero = any(map(is_zero, shape))
+        sizes = shape  # of which a Reshape infers one
+        if not has_zero and sum(not is_number(d) for d in shape) == 1:
+            sizes = [d if is_number(d) else -1 for d in shape]
+        result = self.Reshape(source, self.shape(sizes), allowzero=1 if has_zero else None)
         self.reshaped[result] = source
         return result
 

@@ -4,7 +4,7 @@ before it, as batch norm into a Conv.
 
 import numpy as np
 
-from inference.lowering.onnx_ops.dims import is_number, is_zero
+from inference.lowering.dims import is_number, is_zero
 from inference.lowering.onnx_ops.graph import Node, Scope
 
 
