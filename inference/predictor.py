@@ -64,16 +64,23 @@ def open_predictor(arguments):
     inputs = {
         name: (leaf.shape, leaf.dtype) for name, leaf in named(exportable.inputs, "input").items()
     }
-    kind = exportable.output_kind
-    described = exportable.preprocess, exportable.form, kind, as_names(exportable.classes)
     table = exportable.table
     if table and not is_table(table):
         raise UserError(f"{path}: data.args of its config does not describe how to read a table")
-    structure = jax.tree.structure(exportable.inputs)
     shape = getattr(raw_input(exportable.parts, exportable.parts.facts), "shape", ())
-    known = {"structure": structure, "raw_shape": shape if len(shape) == 3 else None}
-    known["vocab_size"] = exportable.parts.facts.get("vocab_size")
-    return Predictor(Reference(exportable), inputs, None, *described, table, **known)
+    return Predictor(
+        Reference(exportable),
+        inputs,
+        size=None,
+        preprocess=exportable.preprocess,
+        form=exportable.form,
+        output_kind=exportable.output_kind,
+        classes=as_names(exportable.classes),
+        table=table,
+        structure=jax.tree.structure(exportable.inputs),
+        raw_shape=shape if len(shape) == 3 else None,
+        vocab_size=exportable.parts.facts.get("vocab_size"),
+    )
 
 
 def open_export(path, arguments):
@@ -83,25 +90,24 @@ def open_export(path, arguments):
     fixed = {shape[0] for shape, _ in model.inputs.values() if shape} - {None}
     size = fixed.pop() if fixed else None
     report = path.parent / REPORT
-    unknown = NHWC, None, [], None, None
-    form, kind, classes, table, vocab_size = read_report(report) if report.is_file() else unknown
+    unknown = {"form": NHWC, "output_kind": None, "classes": []}
+    described = read_report(report) if report.is_file() else unknown
+    predictor = Predictor(model, inputs, size, (), **described)
+    form, kind, table = predictor.form, predictor.output_kind, predictor.table
     file = arguments.config or (path.parent / "config.json" if report.is_file() else None)
     is_prepared = form.preprocess or arguments.prepared
     if file is None or (is_prepared and kind):
-        described = form, kind or "numbers", classes, table
-        return Predictor(model, inputs, size, (), *described, vocab_size=vocab_size)
+        return predictor._replace(output_kind=kind or "numbers")
     record = {} if arguments.config else {"config": read(file, trusted=arguments.trust)}
     config, *rest = find_config(arguments.config, file, record, (), arguments.trust)
     facts = {"columns": table["columns"]} if table else {}
     preprocess = () if is_prepared else tuple(build_preprocess(config, *rest, facts))
-    kind = kind or output_kind(config, form, classes)
-    described = form, kind, classes, table
-    return Predictor(model, inputs, size, preprocess, *described, vocab_size=vocab_size)
+    kind = kind or output_kind(config, form, predictor.classes)
+    return predictor._replace(preprocess=preprocess, output_kind=kind)
 
 
 def read_report(path):
-    """(form, output kind, class names, `table` and `vocab_size` of a Predictor) from an export's
-    report."""
+    """{field of a Predictor: what an export's report says about it}"""
     try:
         report = parse_json(read_file(path))
         kind = report["output_kind"]
@@ -118,7 +124,8 @@ def read_report(path):
         why = f"it has no {error}" if isinstance(error, KeyError) else first_line(error)
         fix = "export again, or move the model to another folder and pass its config with -c"
         raise UserError(f"{path}: is not a report of an export: {why}; {fix}") from error
-    return form, kind, as_names(report.get("classes")), table, report.get("vocab_size")
+    known = {"table": table, "vocab_size": report.get("vocab_size")}
+    return known | {"form": form, "output_kind": kind, "classes": as_names(report.get("classes"))}
 
 
 def batches(paths, key, predictor, size):

@@ -89,6 +89,8 @@ def share_of_gpus(number, count, devices=Path("/dev"), option="--processes"):
 def forward(number, stream, out):
     """Print the lines of process `number` with its number in front."""
     for line in stream:
+        if line.startswith("[Gloo] Rank"):  # C++ logs every connection
+            continue
         # The launcher's output may be closed; its processes must still be able to write.
         with suppress(OSError):
             out.write(f"[{number}] {line}")
