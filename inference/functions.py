@@ -15,7 +15,6 @@ from collections import OrderedDict
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -24,12 +23,11 @@ from inference.child import Child
 from inference.convert_tflite import FORMATS, parse
 from inference.examples import Rows
 from inference.exporter import Exporter
-from inference.load import NHWC, Exportable, Form, Loaded, forward
+from inference.load import NHWC, Exportable, Form, Loaded, forward, no_parts
 from inference.lowering.trace import UNBATCHED, Scalar, named
 from inference.lowering.value import on_host
-from inference.metadata import add_metadata
 from inference.packages import first_import
-from inference.signatures import check_signatures, merged
+from inference.signatures import write_merged
 from model.base import Model
 from model.layers.blocks import unrolled
 from utils import RunError, UserError, named_leaves
@@ -111,10 +109,8 @@ def export_signatures(functions, params, path, *, batched=True, **options):
                 child, function, params, None, example, files[name], arguments
             )
         work = Path(folder) / path.name
-        work.write_bytes(merged({name: file.read_bytes() for name, file in files.items()}))
         facts = {"title": path.stem, "code_commit": None, "classes": [], "sizes": {}}
-        add_metadata(work, facts)
-        child.call("comparing the signatures", check_signatures, work, files, inputs)
+        write_merged(work, files, inputs, facts, child.call)
         os.replace(work, path)
     return reports
 
@@ -196,9 +192,9 @@ def as_exportable(function, params, state, example, batch, classes=()):
     inputs = jax.tree.map(example_spec, tree)
     if batch != UNBATCHED:
         inputs = without_batch(inputs)
-    parts = {"data": None, "facts": {}, "loss": None, "metrics": {}, "preprocess": ()}
-    parts = SimpleNamespace(**parts, config=config)
-    return Exportable(run, weights, inputs, (), form, parts, "", {"classes": list(classes)})
+    return Exportable(
+        run, weights, inputs, (), form, no_parts(config), "", {"classes": list(classes)}
+    )
 
 
 def apply_loaded(loaded, params, state, x):

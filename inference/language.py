@@ -4,7 +4,6 @@ step, which continues texts token by token with a cache as inputs and outputs.""
 from argparse import Namespace
 from collections import OrderedDict
 from functools import partial
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -13,10 +12,10 @@ from inference.demo.text import page_tokenizer, write_text_page
 from inference.examples import Rows
 from inference.exporter import Exporter, described, remove
 from inference.generate import LOGITS, NEXT, POSITION, TOKEN, Decoder, steps
-from inference.load import NHWC, Exportable
-from inference.metadata import add_metadata, size_names
+from inference.load import NHWC, Exportable, no_parts
+from inference.metadata import size_names
 from inference.runtimes import open_model
-from inference.signatures import check_signatures, merged
+from inference.signatures import write_merged
 from inference.verify import take
 from model.generate import Sampling, context_of, generate
 from utils import RunError, named_leaves
@@ -90,15 +89,14 @@ class DecodeStep:
         """Make one TFLite file of two, which shares their weights."""
         work = path.with_name(f"merged {path.name}")
         files = {WHOLE: path, SIGNATURE: step}
-        work.write_bytes(merged({name: file.read_bytes() for name, file in files.items()}))
         sizes = size_names(self.whole.traced) | size_names(self.step.traced)
-        add_metadata(work, self.whole.facts(path.stem) | {"sizes": sizes})
         exporters = {WHOLE: self.whole, SIGNATURE: self.step}
         inputs = {
             name: take(next(iter(each.cases.values()))[0], 0, each.batches[0])
             for name, each in exporters.items()
         }
-        self.whole.call("tflite", "comparing the signatures", check_signatures, work, files, inputs)
+        facts = self.whole.facts(path.stem) | {"sizes": sizes}
+        write_merged(work, files, inputs, facts, partial(self.whole.call, "tflite"))
         work.replace(path)
         step.unlink()
 
@@ -158,8 +156,7 @@ def step_exporter(whole, texts):
     one = OrderedDict(
         (name, jax.ShapeDtypeStruct(array.shape[1:], array.dtype)) for name, array in inputs.items()
     )
-    parts = {"data": None, "facts": {}, "loss": None, "metrics": {}, "preprocess": ()}
-    parts = SimpleNamespace(**parts, config={"title": exportable.config.get("title")})
+    parts = no_parts({"title": exportable.config.get("title")})
     function = partial(step_function, model, jax.tree.structure(cache), names)
     step = Exportable(function, exportable.weights, one, (), NHWC, parts, "", exportable.record)
     batches = whole.arguments.batches or [size for size in (1, 3, len(texts)) if size <= len(texts)]

@@ -9,6 +9,7 @@ logits = loaded.predict(images)
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -193,6 +194,12 @@ class Loaded:
             raise UserError(f"predict: x must have one row per input, found {found}; {fix}")
         check_shapes(x, self.inputs, self.shapes)
         return next(iter(lengths.values()))
+
+
+def no_parts(config):
+    """The `parts` of an Exportable that was not built from a config: it has no data and no loss."""
+    parts = {"data": None, "facts": {}, "loss": None, "metrics": {}, "preprocess": ()}
+    return SimpleNamespace(**parts, config=config)
 
 
 def load(path, model=None, *, preprocess=(), config=None, trust=False, best=False) -> Loaded:
