@@ -16,7 +16,7 @@ from inference.child import Child
 from inference.demo.runtime import runtime
 from inference.exporter import Exporter
 from inference.folders import REPORT, prepare, replace, temporary_folder
-from inference.language import LanguageExporter, is_decoder
+from inference.language import DecodeStep, is_decoder, text_options
 from inference.load import Form, load_to_export
 from inference.packages import first_import
 from inference.progress import Progress
@@ -61,12 +61,17 @@ def export_with(child, check, progress, arguments, root):
     folder = folder or Path(arguments.out) / exportable.parts.title
     prepare(folder, arguments.force)
     with temporary_folder(folder) as work:
-        kind = LanguageExporter if is_decoder(exportable) else Exporter
-        exporter = kind(arguments, exportable, child, check, progress)
+        is_text = is_decoder(exportable)
+        if is_text:
+            arguments.free, tokenizer = text_options(arguments, exportable)
+        exporter = Exporter(arguments, exportable, child, check, progress)
+        step = DecodeStep(exporter, tokenizer) if is_text else None
         reports, failures = exporter.reports(work / folder.name)
+        if step:
+            step.add_to(reports, failures, work / folder.name)
         if reports:
             if arguments.demo and "onnx" in reports:
-                failures |= demo(work / reports["onnx"]["file"], exporter)
+                failures |= demo(work / reports["onnx"]["file"], step or exporter)
             describe(work, code_of(arguments.weights, root), exporter, reports, failures)
             check()
             replace(work, folder, arguments.force)
@@ -78,10 +83,10 @@ def export_with(child, check, progress, arguments, root):
     return {name: name in failures for name in outputs}
 
 
-def demo(path, exporter):
+def demo(path, writer):
     """Write a page that runs the ONNX file; returns {} or {"demo": why there is none}."""
     try:
-        exporter.write_page(path, path.with_suffix(".html"))
+        writer.write_page(path, path.with_suffix(".html"))
     except UserError as error:
         return {"demo": f"demo: {error}"}
     return {}

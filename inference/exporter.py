@@ -1,33 +1,35 @@
 """Write the files of one checkpoint, each by a route that supports it, and verify them."""
 
+import re
 import sys
 import tempfile
 import time
+from collections import OrderedDict
 from functools import cached_property, partial
 from glob import escape
 from pathlib import Path
 
+import jax
 import numpy as np
 
-from inference.cases import (
+from inference import quantize_onnx, quantize_tflite
+from inference.demo.page import write_demo
+from inference.examples import (
     cases_of,
     check_sizes,
     check_varied,
     inputs_of,
-    known_inputs,
     load_examples,
+    own_inputs,
+    table_sizes,
 )
-from inference.demo.page import write_demo
 from inference.excluded import excluded_names
-from inference.float32_weights import float32_weights, warning
 from inference.lowering.compared import equal_sizes
-from inference.lowering.trace import UNBATCHED, describe, trace
+from inference.lowering.trace import UNBATCHED, describe, named, of_batch, trace
 from inference.lowering.walk import Missing
 from inference.metadata import add_metadata, commit_of, facts_of, size_names
-from inference.names import renamed
 from inference.packages import needed
 from inference.runtimes import IsolatedModel, open_model
-from inference.samples import own_inputs, table_sizes
 from inference.sizes import free_axes, free_shapes, parse_free, tried_shapes
 from inference.to_stablehlo import write_stablehlo
 from inference.verify import (
@@ -46,6 +48,8 @@ from utils import RunError, UserError, echo
 
 NEEDED = {"tflite": ("tensorflow", "ai_edge_litert"), "onnx": ("onnx", "onnxruntime")}
 MOST_OUTPUTS = 2**30  # bytes that are scored; those of a language model may be unlimited
+SMALLEST_SHARE = 0.01  # of a file; less that stays in float32 is not worth a warning
+MOST_NAMES = 5  # in a warning
 MAX_LOSS = 0.005  # the accuracy that quantization may lose without a warning
 
 
@@ -95,19 +99,24 @@ class Exporter:
         self.size = max(self.batches)
         self.progress("computing what the files must return, in JAX")
         self.reference = Reference(exportable)
-        self.cases = cases_of(self.reference, self.inputs(tried), self.batches)
+        tables = table_sizes(self.traced)
+        self.cases = cases_of(self.reference, self.inputs(tried, tables), self.batches)
         if self.samples:
             source = self.examples.source if self.examples else "--inputs"
-            check_varied(self.samples, table_sizes(self.traced), source)
+            check_varied(self.samples, tables, source)
         self.before = self.scores(self.reference) if arguments.quantize else None
 
-    def inputs(self, tried):
+    def inputs(self, tried, tables):
         """{kind: a batch of inputs to verify on}"""
-        known = known_inputs(self.examples, self.own, self.size)
+        known = {}
+        if self.examples:  # more than one, since random inputs get the range of these
+            count = self.size if self.size == UNBATCHED else max(self.size, *BATCHES)
+            known["real"] = self.examples.first(count)
+        if self.own:
+            known["own"] = self.own
         if self.arguments.real_only and not known:
             fix = "pass your own with --inputs FILE.npz"
             raise UserError(f"--real-only: no data can be loaded: {self.no_examples}; {fix}")
-        tables = table_sizes(self.traced)
         return inputs_of(self.exportable, known, self.size, tables, tried, self.arguments.real_only)
 
     def reports(self, stem):
@@ -160,9 +169,11 @@ class Exporter:
         judged = ("real", "own") if precision == "int8" else KINDS
         report |= self.verified(path, precision or self.traced.precision, judged)
         if precision:
-            weights = self.call(format, "reading what is float32", float32_weights, path)
-            shares = {name: size / report["bytes"] for name, size in weights.items()}
-            report["float32_weights"] = {name: round(s, 4) for name, s in shares.items()}
+            tools = {"onnx": quantize_onnx, "tflite": quantize_tflite}[format]
+            weights = self.call(format, "reading what is float32", tools.float32_weights, path)
+            largest_first = sorted(weights, key=weights.get, reverse=True)
+            shares = {name: round(weights[name] / report["bytes"], 4) for name in largest_first}
+            report["float32_weights"] = shares
         if self.before:
             report["test_set"] = {"before": self.before, "after": self.scores(self.opened(path))}
         return report | {"seconds": round(time.perf_counter() - start, 2)}
@@ -219,11 +230,9 @@ class Exporter:
             if format == "tflite":
                 exclude = self.arguments.exclude
                 return write(path, quantize=precision, samples=self.samples, exclude=exclude)
-            from inference.quantize_onnx import quantize_onnx
-
             weights = list(self.traced.weights) if route == "native" else []
             given = float32_path, path, precision, self.samples, self.arguments.exclude, weights
-            self.call(format, f"quantizing to {precision}", quantize_onnx, *given)
+            self.call(format, f"quantizing to {precision}", quantize_onnx.quantize_onnx, *given)
 
     def native(self, format, path, **quantization):
         """Write a file with this project's own tables of ops."""
@@ -291,13 +300,30 @@ class Exporter:
         float32."""
         for name, report in reports.items():
             shares = report.get("float32_weights", {})
-            if left := warning(shares, self.arguments.exclude):
+            if left := float32_warning(shares, self.arguments.exclude):
                 yield f"Warning: {name} in {report['precision']}: {left}"
             before, after = (report.get("test_set", {}).get(key, {}) for key in ("before", "after"))
             loss = before.get("accuracy", 0) - after.get("accuracy", 0)
             if loss > MAX_LOSS:
                 precision = report["precision"]
                 yield f"Warning: {name} in {precision} loses {100 * loss:.1f} points of accuracy"
+
+
+def float32_warning(shares, excluded):
+    """The sentence about weights, {name: share of the file}, that are not `excluded` by a regex;
+    None if they are a small part of it."""
+
+    def is_excluded(name):
+        names = (name, quantize_onnx.without_number(name))
+        is_named = any(re.fullmatch(regex, each) for regex in excluded for each in names)
+        return is_named or quantize_tflite.KEPT in name
+
+    left = {name: share for name, share in shares.items() if not is_excluded(name)}
+    if sum(left.values()) < SMALLEST_SHARE:
+        return None
+    named = [f"{name} ({share:.1%} of the file)" for name, share in left.items()]
+    more = [f"{len(named) - MOST_NAMES} more"] if len(named) > MOST_NAMES else []
+    return f"stays in float32: {', '.join(named[:MOST_NAMES] + more)}"
 
 
 def described(error):
@@ -311,3 +337,44 @@ def remove(path):
     """Remove a file and that of its weights."""
     for file in path.parent.glob(f"{escape(path.name)}*"):
         file.unlink()
+
+
+def renamed(exportable, input_names, output_names, batch=None):
+    """The model with other names for its inputs and outputs, given in the order of its own names.
+
+    What is not given keeps its names.
+    """
+    if not input_names and not output_names:
+        return exportable
+    shapes = of_batch(exportable.inputs, batch or 2)
+    out = jax.eval_shape(exportable.function, exportable.weights, shapes)
+    ins = chosen("--input-names", input_names, named(exportable.inputs, "input"))
+    outs = chosen("--output-names", output_names, named(out, "output", ins))
+    if both := set(ins) & set(outs):
+        raise UserError(
+            f"--output-names: {min(both)!r} is the name of an input as well; choose another"
+        )
+    function, structure = exportable.function, jax.tree.structure(exportable.inputs)
+
+    def with_names(weights, inputs):
+        outputs = function(weights, jax.tree.unflatten(structure, [inputs[name] for name in ins]))
+        return OrderedDict(zip(outs, jax.tree.leaves(outputs), strict=True))
+
+    inputs = OrderedDict(zip(ins, jax.tree.leaves(exportable.inputs), strict=True))
+    return exportable._replace(function=with_names, inputs=inputs)
+
+
+def chosen(option, names, present):
+    """The names of an option, or those that are present; raises if they do not fit."""
+    if not names:
+        return list(present)
+    if len(names) != len(present):
+        raise UserError(
+            f"{option}: has {len(names)} names, the model has {len(present)}: {', '.join(present)}"
+        )
+    for i, name in enumerate(names):
+        if not re.fullmatch(r"[A-Za-z_][\w./-]*", name):
+            raise UserError(f"{option}: {name!r} is not a name; begin it with a letter")
+        if name in names[:i]:
+            raise UserError(f"{option}: {name!r} is given twice")
+    return list(names)

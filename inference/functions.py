@@ -15,7 +15,6 @@ from collections import OrderedDict
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -24,13 +23,11 @@ from inference.child import Child
 from inference.convert_tflite import FORMATS, parse
 from inference.examples import Rows
 from inference.exporter import Exporter
-from inference.load import NHWC, Exportable, Form, forward
-from inference.loaded import Loaded
+from inference.load import NHWC, Exportable, Form, Loaded, forward, no_parts
 from inference.lowering.trace import UNBATCHED, Scalar, named
-from inference.lowering.value import is_key, on_host
-from inference.metadata import add_metadata
+from inference.lowering.value import on_host
 from inference.packages import first_import
-from inference.signatures import check_signatures, merged
+from inference.signatures import write_merged
 from model.base import Model
 from model.layers.blocks import unrolled
 from utils import RunError, UserError, named_leaves
@@ -112,10 +109,8 @@ def export_signatures(functions, params, path, *, batched=True, **options):
                 child, function, params, None, example, files[name], arguments
             )
         work = Path(folder) / path.name
-        work.write_bytes(merged({name: file.read_bytes() for name, file in files.items()}))
         facts = {"title": path.stem, "code_commit": None, "classes": [], "sizes": {}}
-        add_metadata(work, facts)
-        child.call("comparing the signatures", check_signatures, work, files, inputs)
+        write_merged(work, files, inputs, facts, child.call)
         os.replace(work, path)
     return reports
 
@@ -123,9 +118,9 @@ def export_signatures(functions, params, path, *, batched=True, **options):
 @contextmanager
 def working(path):
     """(a folder beside a file, a Child in which TensorFlow and the runtimes work), for a while."""
-    if path.is_dir():
-        raise UserError(f"{path}: is a folder; name the file to write, such as {path / 'a.onnx'}")
-    folder = tempfile.TemporaryDirectory(dir=existing_folder(path.parent))
+    if not path.parent.is_dir():
+        raise UserError(f"{path.parent}: no such folder; create it first")
+    folder = tempfile.TemporaryDirectory(dir=path.parent)
     formats = [path.suffix[1:].lower()]
     with folder as name, Child(first_import(formats)) as child:
         if formats != ["stablehlo"]:  # it starts while JAX computes what the file must return
@@ -171,7 +166,6 @@ def parsed(path, batched, options):
 
 def as_exportable(function, params, state, example, batch, classes=()):
     """The function, its weights and its inputs as those of a checkpoint."""
-    check_example(example)
     config, form = {}, NHWC
     if isinstance(function, Loaded):
         loaded, config, form = function, function.config, Form(preprocess=True)
@@ -179,7 +173,8 @@ def as_exportable(function, params, state, example, batch, classes=()):
         state = unrolled(loaded.state) if state is None else state
         classes = list(classes) or loaded.classes
         function = loaded.model._replace(apply=partial(apply_loaded, loaded))
-    check_state(function, state)
+    if isinstance(function, Model):
+        check_state(function, state)
     names, static, structure = named_leaves(params), {}, jax.tree.structure(params)
     for name, leaf in names.items():
         if not hasattr(leaf, "dtype"):
@@ -197,9 +192,9 @@ def as_exportable(function, params, state, example, batch, classes=()):
     inputs = jax.tree.map(example_spec, tree)
     if batch != UNBATCHED:
         inputs = without_batch(inputs)
-    parts = {"data": None, "facts": {}, "loss": None, "metrics": {}, "preprocess": ()}
-    parts = SimpleNamespace(**parts, config=config)
-    return Exportable(run, weights, inputs, (), form, parts, "", {"classes": list(classes)})
+    return Exportable(
+        run, weights, inputs, (), form, no_parts(config), "", {"classes": list(classes)}
+    )
 
 
 def apply_loaded(loaded, params, state, x):
@@ -209,12 +204,7 @@ def apply_loaded(loaded, params, state, x):
 
 
 def check_state(function, state):
-    """Raise unless the state is given to a Model that has one."""
-    if not isinstance(function, Model):
-        if state:
-            fix = "pass it with params, as one tree, to a function that takes both"
-            raise UserError(f"export: state is for a Model; {fix}")
-        return
+    """Raise if the model has a state that is not given."""
     _, shapes = jax.eval_shape(function.init, jax.random.key(0))
     if missing := named_leaves(shapes).keys() - named_leaves(state or {}).keys():
         fix = "pass state=, the second tree that init and fit return with the params"
@@ -257,27 +247,6 @@ def as_tree(function, example):
     return OrderedDict(zip(names, example, strict=True))
 
 
-def check_example(example):
-    """Raise unless the example has numbers, on which the file can be verified."""
-    for name, leaf in named_leaves(example).items():
-        name = f" {name}" if name else ""
-        if is_key(getattr(leaf, "dtype", None)):
-            raise UserError(
-                f"export: the example{name} is a random key; put the key into params, or pass "
-                "its numbers, jax.random.key_data(key), and wrap them in the function"
-            )
-        array = np.asarray(leaf)
-        if array.dtype.kind in "OSUMm":
-            raise UserError(
-                f"export: the example{name} has the type {array.dtype}; pass numbers or booleans"
-            )
-        if 0 in array.shape:
-            raise UserError(
-                f"export: the example{name} has the shape {list(array.shape)}; pass one with at "
-                "least one number along each axis, on which the file can be verified"
-            )
-
-
 def example_spec(leaf):
     """The shape of an array, and the dtype that JAX gives it."""
     array = np.asarray(leaf)
@@ -306,10 +275,3 @@ def example_arrays(exportable, arguments, example):
     specs, leaves = jax.tree.leaves(exportable.inputs), jax.tree.leaves(example)
     arrays = [np.asarray(leaf).astype(spec.dtype) for leaf, spec in zip(leaves, specs, strict=True)]
     return dict(zip(names, arrays, strict=False))
-
-
-def existing_folder(folder):
-    """The folder itself; raises if it does not exist."""
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; create it first")
-    return folder

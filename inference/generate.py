@@ -6,14 +6,24 @@ The text appears as it is written. From Python: `load(path).generate("Once upon 
 """
 
 import argparse
+import importlib.util
 import sys
 from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from data_loader.documents import decoded
-from data_loader.tokenizers.saved import first_tokens
-from model.sampling import Sampling, check, check_amount, until
-from utils import UserError, echo, run_command
-from utils.files import read_file
+from data_loader.tokenizers.saved import first_tokens, streamed, tokenizer_file
+from inference.folders import REPORT
+from inference.runtimes import PACKAGES, open_model
+from model.sampling import COLDEST, Sampling, check, check_amount, second_half, until
+from utils import RunError, UserError, echo, first_line, run_command
+from utils.files import parse_json, read_file
+
+TOKEN, LOGITS, POSITION, NEXT = "token", "logits", "position", "next/"  # names in the file
+TOKENIZER = "tokenizer.json"
 
 
 def main(argv=None):
@@ -171,3 +181,167 @@ def check_tokenizer(tokenizer, recorded, vocab_size, source):
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+class Decoder(NamedTuple):
+    """A decode step: `call` maps {input: array} to {output: array}."""
+
+    call: object
+    inputs: dict  # {name: (shape, dtype)}; a free size is None
+    context: int  # the number of tokens for which the cache has room
+
+    def empty(self, rows):
+        """The cache of texts before their first token is read."""
+        specs = {name: spec for name, spec in self.inputs.items() if name != TOKEN}
+        return {name: np.zeros((rows, *shape[1:]), dtype) for name, (shape, dtype) in specs.items()}
+
+    def step(self, tokens, cache):
+        """(the logits after one more token of each text, the cache with it)"""
+        outputs = self.call({TOKEN: np.asarray(tokens, np.int32), **cache})
+        return outputs[LOGITS], {name: outputs[NEXT + name] for name in cache}
+
+    def read(self, texts):
+        """The cache with all tokens of the texts but the last ones, which come next."""
+        lengths = np.array([len(text) - 1 for text in texts], np.int32)
+        cache = self.empty(len(texts))
+        for i in range(lengths.max()):
+            _, cache = self.step([text[i] if i < len(text) else 0 for text in texts], cache)
+        # Entries behind the end of a text are hidden, and overwritten by the following tokens.
+        return cache | {POSITION: lengths}
+
+
+def steps(decoder, prompts, count, choose):
+    """Up to `count` arrays with the next token of each text; choose(logits) draws them.
+
+    When a text has filled the context, the second half of it is read again.
+    """
+    texts = [np.asarray(prompt, np.int32).reshape(-1) for prompt in prompts]
+    context, cache = decoder.context, None
+    position = context
+    for _ in range(count):
+        if position == context:  # before the first token, and when the cache is full
+            texts = [second_half(text, context) for text in texts]
+            cache = decoder.read(texts)
+            position = max(map(len, texts)) - 1
+        logits, cache = decoder.step([text[-1] for text in texts], cache)
+        new = choose(logits)
+        texts = [np.append(text, token) for text, token in zip(texts, new, strict=True)]
+        position += 1
+        yield new
+
+
+def stream(decoder, prompt, count, sampling, *, seed=0, stop=None):
+    """Up to `count` tokens that follow a prompt, one by one; the text ends before `stop`."""
+    random = np.random.default_rng(seed)
+    (rows, *_), _ = decoder.inputs[TOKEN]
+    prompts = [prompt] * (rows or 1)  # a file may take several texts only; the first one is read
+    for token, *_ in steps(decoder, prompts, count, lambda x: draw(random, x, sampling)):
+        if token == stop:
+            return
+        yield token
+
+
+def draw(random, logits, sampling):
+    """One token for each row of logits, as in model/generate.py, but from other random numbers."""
+    temperature, top_k, top_p, vocab_size = sampling
+    logits = logits[:, :vocab_size]
+    if temperature < COLDEST:
+        return logits.argmax(-1)
+    logits = logits.astype(np.float64) / temperature
+    if top_k is not None and top_k < logits.shape[-1]:
+        lowest = np.partition(logits, -top_k)[:, -top_k, None]
+        logits = np.where(logits < lowest, -np.inf, logits)
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    if top_p is not None and top_p < 1:  # the fewest tokens that together have this probability
+        ordered = -np.sort(-weights)
+        before = ordered.cumsum(-1) - ordered
+        lowest = np.where(before < top_p, ordered, 2).min(-1, keepdims=True)
+        weights = np.where(weights >= lowest, weights, 0)
+    sums = weights.cumsum(-1)
+    # Below 1, so that a token with the weight 0 is never drawn.
+    return (sums > random.random((len(sums), 1)) * sums[:, -1:]).argmax(-1)
+
+
+class Writer(NamedTuple):
+    """An exported language model and its tokenizer."""
+
+    decoder: Decoder
+    tokenizer: Any
+    source: Path  # the file
+
+    def pieces(self, prompt, tokens, sampling, seed=0):
+        """The prompt, then the text that follows it, piece by piece, up to the end of the
+        document."""
+        start, stop = first_tokens(self.tokenizer, prompt), self.tokenizer.end_of_text
+        sampling = sampling._replace(vocab_size=self.tokenizer.vocab_size)
+        try:
+            check([start], self.decoder.context, sampling)  # before anything is shown
+        except ValueError as error:
+            raise UserError(str(error).replace("prompt 0", "prompt")) from error
+        yield prompt
+        try:
+            written = stream(self.decoder, start, tokens, sampling, seed=seed, stop=stop)
+            yield from streamed(self.tokenizer, written)
+        except Exception as error:  # the runtimes raise many kinds
+            raise RunError(f"{self.source}: fails: {first_line(error)}") from error
+
+
+def open_writer(path, tokenizer=None):
+    """The writer of the folder of an export, or of one of its files."""
+    path = Path(path)
+    folder = path if path.is_dir() else path.parent
+    step = step_of(path, folder)
+    file = folder / Path(step["file"]).name
+    model = open_model(file, step.get("signature"))
+    if missing := {TOKEN, POSITION} - {*model.inputs} or {LOGITS} - {*model.outputs}:
+        raise UserError(f"{file}: is not a decode step: it has no {min(missing)}; export again")
+    decoder = Decoder(model, model.inputs, step["context"])
+    return Writer(decoder, exported_tokenizer(folder, tokenizer, model), file)
+
+
+def step_of(path, folder):
+    """The entry of the decode step in the report of an export."""
+    if not path.exists():
+        raise UserError(f"{path}: no such file or folder; name an export, or one of its files")
+    if path.is_file() and path.suffix.lower() not in PACKAGES:
+        raise UserError(
+            f"{path}: is not an exported file; for a checkpoint, run "
+            f"`python -m inference.generate {path} --prompt ...`"
+        )
+    report = folder / REPORT
+    if not report.is_file():
+        raise UserError(
+            f"{folder}: is not an export: it has no {REPORT}; name the folder that "
+            f"convert_tflite.py has written (for a run, `python -m inference.generate {folder} "
+            "--prompt ...`)"
+        )
+    try:
+        formats = parse_json(read_file(report))["formats"]
+        steps = {f".{name}": each["decode"] for name, each in formats.items() if "decode" in each}
+        suffixes = [path.suffix.lower()] if path.is_file() else list(steps)
+        known = {suffix: steps[suffix] for suffix in suffixes if suffix in steps}
+        known = {key: (step, step["file"], int(step["context"])) for key, step in known.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(
+            f"{report}: is not a report of an export ({error}); export again"
+        ) from error
+    if not known:
+        raise UserError(f"{path}: has no decode step; name the export of a language model")
+    runs = [step for key, (step, *_) in known.items() if importlib.util.find_spec(PACKAGES[key])]
+    return runs[0] if runs else next(iter(known.values()))[0]
+
+
+def exported_tokenizer(folder, file, model):
+    """The tokenizer of an export, or that of a file, which must be the same one."""
+    stored = folder / TOKENIZER
+    recorded = tokenizer_file(stored) if stored.is_file() else None
+    tokenizer = tokenizer_file(file) if file else recorded
+    if tokenizer is None:
+        raise UserError(
+            f"{folder}: has no {TOKENIZER}; pass the tokenizer that the model was trained with, as "
+            "--tokenizer tokenizer.json"
+        )
+    shape, _ = model.outputs[LOGITS]
+    check_tokenizer(tokenizer, recorded, shape[-1], file or stored)
+    return tokenizer

@@ -4,19 +4,18 @@ step, which continues texts token by token with a cache as inputs and outputs.""
 from argparse import Namespace
 from collections import OrderedDict
 from functools import partial
-from types import SimpleNamespace
 
 import jax
 import numpy as np
 
-from inference.decoding import LOGITS, NEXT, POSITION, TOKEN, Decoder, steps
 from inference.demo.text import page_tokenizer, write_text_page
 from inference.examples import Rows
 from inference.exporter import Exporter, described, remove
-from inference.load import NHWC, Exportable
-from inference.metadata import add_metadata, size_names
+from inference.generate import LOGITS, NEXT, POSITION, TOKEN, Decoder, steps
+from inference.load import NHWC, Exportable, no_parts
+from inference.metadata import size_names
 from inference.runtimes import open_model
-from inference.signatures import check_signatures, merged
+from inference.signatures import write_merged
 from inference.verify import take
 from model.generate import Sampling, context_of, generate
 from utils import RunError, named_leaves
@@ -34,42 +33,45 @@ def is_decoder(exportable):
     return getattr(exportable.parts.model, "cache", None) is not None
 
 
-class LanguageExporter(Exporter):
-    """Exports a decoder as both functions: it exports the first one, and its `step` the other."""
+def text_options(arguments, exportable):
+    """(--free of a decoder: texts of any length unless the user says otherwise; the tokenizer for
+    its page, or None)"""
+    tokenizer = page_tokenizer(exportable.tokenizer) if arguments.demo else None
+    is_text = all(len(x.shape) == 1 for x in jax.tree.leaves(exportable.inputs))
+    length = [f"1:length:1-{context_of(exportable.parts.model)}"] if is_text else []
+    return arguments.free or length, tokenizer
 
-    def __init__(self, arguments, exportable, *rest):
-        self.trained, self.context = exportable, context_of(exportable.parts.model)
-        self.tokenizer = page_tokenizer(exportable.tokenizer) if arguments.demo else None
-        shapes = [x.shape for x in jax.tree.leaves(exportable.inputs)]
-        if not arguments.free and all(len(shape) == 1 for shape in shapes):
-            arguments = changed(arguments, free=[f"1:length:1-{self.context}"])
-        super().__init__(arguments, exportable, *rest)
-        self.texts = texts(self)
-        self.step = step_exporter(self, rest)
 
-    def reports(self, stem):
-        """Write the files of each format; returns ({format: report}, {format: error}). A report has
-        that of the step as `decode`."""
-        reports, failures = super().reports(stem)
+class DecodeStep:
+    """The second function of a decoder. `whole` is the Exporter of the first, the logits of a whole
+    text, and `tokenizer` what `text_options` returns."""
+
+    def __init__(self, whole, tokenizer):
+        self.whole, self.tokenizer = whole, tokenizer
+        self.context = context_of(whole.exportable.parts.model)
+        self.texts = texts(whole, self.context)
+        self.step = step_exporter(whole, self.texts)
+
+    def add_to(self, reports, failures, stem):
+        """Write the step of each format in `reports`, into which its report goes as `decode`; a
+        format whose step fails goes from the `reports` to the `failures`."""
         for name in list(reports):
+            path = stem.with_name(f"{stem.name}.{name}")
             try:
-                reports[name] |= {"decode": self.step_report(name, stem, reports[name])}
+                reports[name] |= {"decode": self.report(name, path, reports[name])}
             except Exception as error:  # converters raise many kinds
                 del reports[name]
                 failures[name] = f"{name}: the decode step: {described(error)}"
-                path = stem.with_name(f"{stem.name}.{name}")
                 remove(path)
                 remove(step_path(path))
-            self.check()
-        return reports, failures
+            self.whole.check()
 
     def write_page(self, path, page):
         """Write a web page that generates text with the decode step beside the ONNX file `path`."""
         write_text_page(step_path(path), page, path.stem, self.context, self.tokenizer)
 
-    def step_report(self, format, stem, whole):
-        """The report of the step, which is written beside the file of the report `whole`."""
-        file = stem.with_name(f"{stem.name}.{format}")
+    def report(self, format, file, whole):
+        """The report of the step, which is written beside the `file` of the report `whole`."""
         path = step_path(file)
         report = self.step.report(format, path)
         signature = None
@@ -87,15 +89,14 @@ class LanguageExporter(Exporter):
         """Make one TFLite file of two, which shares their weights."""
         work = path.with_name(f"merged {path.name}")
         files = {WHOLE: path, SIGNATURE: step}
-        work.write_bytes(merged({name: file.read_bytes() for name, file in files.items()}))
-        sizes = size_names(self.traced) | size_names(self.step.traced)
-        add_metadata(work, self.facts(path.stem) | {"sizes": sizes})
-        exporters = {WHOLE: self, SIGNATURE: self.step}
+        sizes = size_names(self.whole.traced) | size_names(self.step.traced)
+        exporters = {WHOLE: self.whole, SIGNATURE: self.step}
         inputs = {
             name: take(next(iter(each.cases.values()))[0], 0, each.batches[0])
             for name, each in exporters.items()
         }
-        self.call("tflite", "comparing the signatures", check_signatures, work, files, inputs)
+        facts = self.whole.facts(path.stem) | {"sizes": sizes}
+        write_merged(work, files, inputs, facts, partial(self.whole.call, "tflite"))
         work.replace(path)
         step.unlink()
 
@@ -103,13 +104,13 @@ class LanguageExporter(Exporter):
         """The share of greedy tokens on which the file and JAX agree, where both read the greedy
         text of JAX. In float32 they agree on all tokens, or the logits of the two tokens are equal
         within the tolerance."""
-        rows = self.arguments.batch or len(PROMPTS)
+        rows = self.whole.arguments.batch or len(PROMPTS)
         sizes = [min(PROMPTS[i % len(PROMPTS)], self.context) for i in range(rows)]
         prompts = [self.texts[i % len(self.texts)][:size] for i, size in enumerate(sizes)]
-        trained, weights = self.trained.parts.model, self.trained.weights
+        model_in_jax, weights = self.whole.exportable.parts.model, self.whole.exportable.weights
         options = {"state": weights["state"]}
         with jax.default_device(jax.devices("cpu")[0]):
-            texts = generate(trained, weights["params"], prompts, LENGTH, GREEDY, **options)
+            texts = generate(model_in_jax, weights["params"], prompts, LENGTH, GREEDY, **options)
         expected, same, behind = iter(np.stack(texts, 1)), [], []
 
         def follow(logits):
@@ -131,10 +132,6 @@ class LanguageExporter(Exporter):
         return {"tokens": LENGTH, "texts": rows, "same": round(float(np.mean(same)), 4)}
 
 
-def changed(arguments, **values):
-    return Namespace(**vars(arguments) | values)
-
-
 def step_path(path):
     """The file of the decode step beside the file of the logits."""
     return path.with_name(f"{path.stem}_{SIGNATURE}{path.suffix}")
@@ -150,26 +147,24 @@ def step_function(model, structure, names, weights, inputs):
     return OrderedDict({LOGITS: logits[:, 0]} | {NEXT + name: new[name] for name in new})
 
 
-def step_exporter(forward, rest):
-    """The exporter of the step; `rest` are the last arguments of an Exporter."""
-    exportable, texts, model = forward.exportable, forward.texts, forward.exportable.parts.model
+def step_exporter(whole, texts):
+    """The exporter of the step."""
+    exportable, model = whole.exportable, whole.exportable.parts.model
     cache = jax.eval_shape(lambda: model.cache(1)["cache"])
     names = list(named_leaves(cache))
     inputs = filled_caches(model, exportable.weights, texts)
     one = OrderedDict(
         (name, jax.ShapeDtypeStruct(array.shape[1:], array.dtype)) for name, array in inputs.items()
     )
-    parts = {"data": None, "facts": {}, "loss": None, "metrics": {}, "preprocess": ()}
-    parts = SimpleNamespace(**parts, config={"title": exportable.config.get("title")})
+    parts = no_parts({"title": exportable.config.get("title")})
     function = partial(step_function, model, jax.tree.structure(cache), names)
     step = Exportable(function, exportable.weights, one, (), NHWC, parts, "", exportable.record)
-    batches = forward.arguments.batches or [
-        size for size in (1, 3, len(texts)) if size <= len(texts)
-    ]
+    batches = whole.arguments.batches or [size for size in (1, 3, len(texts)) if size <= len(texts)]
     names = {"free": [], "inputs": None, "input_names": [], "output_names": []}
-    batches = None if forward.arguments.batch else list(dict.fromkeys(batches))
-    arguments = changed(forward.arguments, batches=batches, **names)
-    return Exporter(arguments, step, *rest, examples=Rows(inputs, forward.arguments.batch))
+    batches = None if whole.arguments.batch else list(dict.fromkeys(batches))
+    arguments = Namespace(**vars(whole.arguments) | names | {"batches": batches})
+    examples = Rows(inputs, whole.arguments.batch)
+    return Exporter(arguments, step, whole.child, whole.check, whole.progress, examples)
 
 
 def filled_caches(model, weights, texts):
@@ -188,16 +183,16 @@ def filled_caches(model, weights, texts):
     return {TOKEN: texts[np.arange(rows), position]} | cache
 
 
-def texts(forward):
+def texts(whole, context):
     """Rows of tokens that fill the context: those of the data, or random ones."""
-    model = forward.exportable.parts.model
+    model = whole.exportable.parts.model
     leaves = jax.tree.leaves(jax.eval_shape(lambda: model.cache(1)))
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
     rows = min(64, max(3, LARGEST // size))
-    kind = "real" if "real" in forward.cases else next(iter(forward.cases))
-    inputs = forward.cases[kind][0]
+    kind = "real" if "real" in whole.cases else next(iter(whole.cases))
+    inputs = whole.cases[kind][0]
     tokens = inputs["tokens"] if "tokens" in inputs else next(iter(inputs.values()))
     tokens = np.asarray(tokens, np.int32).reshape(-1)
     # Each row begins elsewhere in the text.
     starts = np.arange(rows)[:, None] * max(1, len(tokens) // rows)
-    return np.take(tokens, starts + np.arange(forward.context), mode="wrap")
+    return np.take(tokens, starts + np.arange(context), mode="wrap")

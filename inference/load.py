@@ -6,8 +6,10 @@ loaded = load("saved/MNIST_Sample/RUN/checkpoint-epoch_10.params")
 logits = loaded.predict(images)
 """
 
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -16,27 +18,27 @@ import numpy as np
 
 from data_loader.base import class_names
 from data_loader.table import MISSING
-from inference.input_shape import (
-    channels_first,
-    channels_last,
-    input_specs,
-    known_shape,
-    own_inputs,
-)
-from inference.loaded import Loaded, recorded_tokenizer
+from data_loader.tokenizers.saved import from_json
+from inference.generate import text_pieces
 from inference.lowering.trace import describe, of_batch
+from model.base import Model
 from model.layers.activations import softmax
 from model.layers.blocks import unrolled
+from model.sampling import Sampling
 from training.checkpoint.pretrained import Pretrained, merged, with_base
 from training.checkpoint.probe import EXAMPLES, Probe, check_meaning, probed_spec
 from training.checkpoint.record import check_described, check_keys
 from training.checkpoint.storage import checkpoint_at
+from training.objective import outputs
 from training.preprocess import with_recorded
-from utils import UserError, named_leaves
-from wiring.build import build_to_ship
+from utils import UserError, first_line, named_leaves
+from wiring.build import build_to_ship, facts_of_config
 from wiring.config import override, read
 from wiring.own_modules import look_in
 from wiring.vary import of_replica
+
+LOSSES_OF_NUMBERS = ("binary_cross_entropy", "huber", "mae", "mse")
+PASS_ONE = "pass a config with -c or, from Python, the model: load(path, model, preprocess=[...])"
 
 
 class Form(NamedTuple):
@@ -48,8 +50,6 @@ class Form(NamedTuple):
 
 
 NHWC = Form()
-LOSSES_OF_NUMBERS = ("binary_cross_entropy", "huber", "mae", "mse")
-PASS_ONE = "pass a config with -c or, from Python, the model: load(path, model, preprocess=[...])"
 
 
 class Exportable(NamedTuple):
@@ -95,6 +95,111 @@ class Exportable(NamedTuple):
     def tokenizer(self):
         """The tokenizer that the run has recorded, or None."""
         return recorded_tokenizer(self.record, self.parts.source)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Loaded:
+    """A trained model with all that is needed to use it."""
+
+    path: Any  # of the checkpoint
+    model: Model  # model.apply(params, state, x) takes preprocessed inputs
+    params: Any
+    state: Any  # the model's running statistics
+    config: dict  # of the run, with all defaults; after `fit`, what was passed to it
+    classes: list[str]  # the class names, as far as they are known
+    preprocess: tuple  # functions of one raw input
+    inputs: Any  # shape and dtype of one raw input; None if unknown
+    record: dict  # the metadata of the checkpoint: epoch, step, metrics
+    model_inputs: Any = None  # shape and dtype of one input of the model; None if unknown
+
+    def __repr__(self):
+        size = sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        return f"Loaded({str(self.path)!r}, {size:,} parameters, step {self.record.get('step')})"
+
+    def predict(self, x, batch_size=64):
+        """The outputs for raw inputs, an array, or a dict of them, with one row per input.
+
+        They are computed in batches of this size; the last one is padded, so that each batch size
+        is compiled only once.
+        """
+        if isinstance(x, list):
+            raise UserError("predict: x is a list; pass an array: np.asarray(x)")
+        x = jax.tree.map(np.asarray, x)
+        count = self.checked_length(x)
+        vocab_size = self.record.get("facts", {}).get("vocab_size")
+        check_tokens(named_leaves(x), vocab_size, "predict: input {}".format)
+        computed = []
+        for start in range(0, count, batch_size):
+            rows = np.arange(start, start + batch_size)
+            rows = np.where(rows < count, rows, start)
+            batch = jax.tree.map(lambda a, rows=rows: a[rows], x)
+            computed.append(jax.tree.map(np.asarray, self.outputs(batch, x)))
+        for name, leaf in named_leaves(computed[0]).items():
+            if leaf.shape[:1] != (batch_size,):
+                where = f"predict: {name}" if name else "predict: the output"
+                found = f"has the shape {leaf.shape} for {batch_size} inputs"
+                raise UserError(f"{where} {found}; it must have one row per input")
+        return jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *computed)
+
+    def outputs(self, batch, x):
+        """The outputs of one batch of the raw inputs x."""
+        try:
+            return self.program(self.params, self.state, batch)
+        except Exception as error:  # the model and the preprocessing may be the user's own
+            if not self.preprocess:  # a run of fit: its model may take other shapes as well
+                check_one(x, self.model_inputs, self.shapes)
+                check_shapes(x, self.model_inputs, self.shapes)
+            one = jax.tree.map(lambda a: a[0], x)
+            why = f"fails on inputs of {forms(one)}: {describe(error)}"
+            raise UserError(f"predict: {why}") from error
+
+    def generate(self, prompt="", tokens=200, **options):
+        """The prompt and the text that follows it, of up to `tokens` tokens; without a prompt, a
+        new document. `options` are temperature, top_k, top_p and seed, as on the command line."""
+        if not isinstance(prompt, str):
+            found = f"must be a text, got {type(prompt).__name__}"
+            raise UserError(f"generate: prompt {found}; model/generate.py takes tokens")
+        seed = options.pop("seed", 0)
+        try:
+            sampling = Sampling(**options)
+        except TypeError as error:
+            known = "temperature, top_k, top_p, seed"
+            raise UserError(f"generate: {error}; the options are {known}") from error
+        return "".join(text_pieces(self, prompt, tokens, sampling, seed))
+
+    @cached_property
+    def tokenizer(self):
+        """The tokenizer that the run has recorded; None if it was not trained on text."""
+        return recorded_tokenizer(self.record, self.path)
+
+    @property
+    def shapes(self):
+        """The function that returns the shapes that must be equal; texts may have any length."""
+        return any_length if getattr(self.model, "cache", None) else exact_shapes
+
+    @cached_property
+    def program(self):
+        return jax.jit(partial(outputs, self.model, self.preprocess))
+
+    def checked_length(self, x):
+        """The number of inputs; raises if they are not what the model was trained on."""
+        check_one(x, self.inputs, self.shapes)
+        leaves = named_leaves(x)
+        lengths = {
+            name or "x": leaf.shape[0] if leaf.ndim else None for name, leaf in leaves.items()
+        }
+        if len(set(lengths.values())) != 1 or not all(lengths.values()):
+            found = ", ".join(f"{name}: {n or 'none'}" for name, n in lengths.items()) or "nothing"
+            fix = "pass an array, or a dict of arrays, as the data has them"
+            raise UserError(f"predict: x must have one row per input, found {found}; {fix}")
+        check_shapes(x, self.inputs, self.shapes)
+        return next(iter(lengths.values()))
+
+
+def no_parts(config):
+    """The `parts` of an Exportable that was not built from a config: it has no data and no loss."""
+    parts = {"data": None, "facts": {}, "loss": None, "metrics": {}, "preprocess": ()}
+    return SimpleNamespace(**parts, config=config)
 
 
 def load(path, model=None, *, preprocess=(), config=None, trust=False, best=False) -> Loaded:
@@ -281,3 +386,153 @@ def known_classes(record, data):
 
 def as_names(classes):
     return list(map(str, classes)) if isinstance(classes, list) else []
+
+
+def known_shape(config, source, facts, trusted, folders=()):
+    """The shape of one input by the checkpoint or else the config's data; None if unknown."""
+    if "input_shape" not in facts:
+        facts = facts_of_config(config, source, trusted, folders)
+    return facts.get("input_shape")
+
+
+def channels_last(shape, layout, known):
+    """(a shape given by the user, with the channels last; the layout that callers pass).
+
+    The number of channels, which is that of the `known` shape, shows where a shape has them.
+    """
+    if shape is None or len(shape) != 3:
+        return shape, layout or "nhwc"
+    channels = known[-1] if known and len(known) == 3 else None
+    first, last = shape[0] == channels != shape[2], shape[0] != channels == shape[2]
+    channels_moved = (*shape[1:], shape[0])
+    if layout is None and first:
+        layout = "nchw"
+        print(f"{as_input(shape)} has the channels first, so the files take images in nchw")
+    if layout == "nchw" and last:
+        fix = as_input((shape[2], *shape[:2]))
+        raise UserError(f"{as_input(shape)}: --input-layout nchw has the channels first: {fix}")
+    if layout == "nhwc" and first:
+        fix = f"{as_input(channels_moved)}, or --input-layout nchw"
+        raise UserError(f"{as_input(shape)}: --input-layout nhwc has the channels last: {fix}")
+    return (channels_moved, layout) if layout == "nchw" else (shape, "nhwc")
+
+
+def as_input(shape):
+    """The option for a shape of one input."""
+    return f"--input {' '.join(map(str, (1, *shape)))}"
+
+
+def input_specs(parts, facts, shape):
+    """(shape and dtype of one raw input, those of one input of the model); None if unknown."""
+    if own := own_inputs(parts.model):
+        if shape is not None:
+            raise several_inputs(own)
+        return None, own
+    raw = x = raw_input(parts, facts)
+    if raw is not None:
+        try:
+            for fn in parts.preprocess:
+                x = jax.eval_shape(fn, x)
+        except Exception as error:  # preprocessing may be the user's own code
+            raise UserError(f"preprocess: does not fit the inputs: {first_line(error)}") from error
+        if shape is None or tuple(shape) == getattr(x, "shape", None):
+            return raw, x
+        if not hasattr(x, "shape"):
+            raise several_inputs(x)
+        return None, jax.ShapeDtypeStruct(tuple(shape), x.dtype)
+    shape = shape or facts.get("input_shape")
+    if shape is None:
+        return None, None
+    dtype = jnp.int32 if "vocab_size" in facts else jnp.float32
+    return None, jax.ShapeDtypeStruct(tuple(shape), dtype)
+
+
+def raw_input(parts, facts):
+    """The shape and dtype of one raw input of the data, or of a row with the columns that a
+    checkpoint has recorded of its table; None if unknown."""
+    if isinstance(parts.example, tuple | list):
+        return jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype), parts.example[0]
+        )
+    columns = facts.get("columns")
+    return jax.ShapeDtypeStruct((len(columns),), jnp.float32) if columns else None
+
+
+def own_inputs(model):
+    """The shapes of one example that the model declares; None if it takes those of the data."""
+    inputs = getattr(model, "inputs", None)
+    return inputs() if inputs else None
+
+
+def several_inputs(inputs):
+    names = ", ".join(named_leaves(inputs))
+    return UserError(f"--input: the model takes several inputs ({names}); leave it out")
+
+
+def channels_first(inputs):
+    """The spec of one image with its channels first."""
+    leaves = jax.tree.leaves(inputs)
+    if len(leaves) != 1 or len(leaves[0].shape) != 3:
+        shapes = ", ".join(str(list(leaf.shape)) for leaf in leaves)
+        raise UserError(
+            "--input-layout nchw: needs a model with one image input of (height, width, channels); "
+            f"this one takes {shapes}"
+        )
+    height, width, channels = inputs.shape
+    return jax.ShapeDtypeStruct((channels, height, width), inputs.dtype)
+
+
+def check_one(x, wanted, shapes):
+    """Refuse one input in place of several."""
+    if wanted is not None and shapes(x) == shapes(wanted):
+        fix = "this is one input; add an axis in front, as x[None]"
+        raise UserError(f"predict: x must have one row per input; {fix}")
+
+
+def check_shapes(x, wanted, shapes):
+    """Refuse inputs whose shapes are not the wanted ones, if these are known."""
+    one = jax.tree.map(lambda a: a[0], x)
+    if wanted is not None and shapes(one) != shapes(wanted):
+        found = f"takes inputs of {forms(wanted)}, these are {forms(one)}"
+        raise UserError(f"predict: the model {found}; pass them as the training data had them")
+
+
+def recorded_tokenizer(record, source):
+    """The tokenizer in the record of a run, or None."""
+    text = record.get("tokenizer")
+    return text and from_json(text, f"{source}: tokenizer")
+
+
+def exact_shapes(tree):
+    """The shape of every leaf, by name."""
+    return {name: np.shape(leaf) for name, leaf in named_leaves(tree).items()}
+
+
+def any_length(tree):
+    """The number of axes of every leaf, by name: a decoder of text takes texts of any length."""
+    return {name: np.ndim(leaf) for name, leaf in named_leaves(tree).items()}
+
+
+def forms(tree):
+    """The types and shapes of a tree's leaves, in words."""
+    named = named_leaves(tree).items()
+    return ", ".join(f"{name} {a.dtype}{list(a.shape)}".strip() for name, a in named)
+
+
+def check_tokens(arrays, vocab_size, name_of):
+    """Raise for the first token outside the vocabulary in the arrays {name: one row per input}.
+
+    `name_of(row)` is the name of an input in messages. The tokens are the only array, or the one
+    that is called so, as beside the numbers of documents. Without a `vocab_size`, nothing is known.
+    """
+    tokens = next(iter(arrays.values())) if len(arrays) == 1 else arrays.get("tokens")
+    if type(vocab_size) is not int or tokens is None or tokens.dtype.kind not in "iu":
+        return
+    outside = (tokens < 0) | (tokens >= vocab_size)
+    if outside.any():
+        row, *place = map(int, np.argwhere(outside)[0])
+        found = f"token {', '.join(map(str, place))} is {tokens[(row, *place)]}"
+        raise UserError(
+            f"{name_of(row)}: {found}, outside the vocabulary 0..{vocab_size - 1}; encode the text "
+            "with the tokenizer of the run"
+        )

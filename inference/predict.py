@@ -102,7 +102,7 @@ def write(arguments):
     if arguments.inputs:
         raise UserError("--prompt: the model continues this text; leave out the inputs")
     prompt, sampling = checked_text(arguments)
-    from inference.writer import open_writer
+    from inference.generate import open_writer
 
     writer = open_writer(arguments.model, arguments.tokenizer)
     for piece in writer.pieces(prompt, arguments.tokens, sampling, arguments.seed):

@@ -1,18 +1,27 @@
 """Quantize ONNX files with onnxruntime's tools."""
 
+import heapq
+import re
 import tempfile
 from pathlib import Path
 
-from inference.onnx_graphs import (
-    excluded_nodes,
-    excluded_weights,
-    store_in_8_bits,
-    weight_names,
-)
+import numpy as np
+
+from inference.excluded import excluded_names
 from inference.packages import needed, quiet
 from utils import RunError, UserError, first_line
 from utils.files import atomic_write
 
+LIMIT = np.finfo(np.float16).max
+SMALLEST = 1e-7  # in float16; a smaller number, such as the eps of a norm, would become 0
+DTYPES = {"Cast": "to", "RandomNormal": "dtype", "RandomUniform": "dtype", "EyeLike": "dtype"}
+LARGE = 1024  # numbers; a smaller weight is not worth two more nodes
+# {op: the axis of its weight with the output channels}; for any other op it is the last axis.
+CHANNELS = {"Conv": 0, "ConvTranspose": 1, "LSTM": 1, "GRU": 1}
+# The ops whose large constants are weights, whatever their names.
+WEIGHTS = {"Gather", "MatMul", "Gemm", "Transpose", *CHANNELS}
+PRODUCER = "rawtree"  # the producer_name of files of the native route, which name their weights
+UNNAMED = "constant_"  # begins the name of each constant that is not a weight of the model
 CONVOLUTIONS = ["Conv", "ConvTranspose"]
 # The ops that are quantized; a normalization or a softmax would lose its small numbers.
 PRODUCTS = [*CONVOLUTIONS, "MatMul", "Gemm"]
@@ -59,10 +68,8 @@ def to_float16(source, folder, samples, exclude, named):
     """Weights and intermediate results in float16; inputs and outputs in float32."""
     import onnx
 
-    from inference import onnx_float16
-
     model = onnx.load(source)
-    onnx_float16.to_float16(model, exclude)
+    narrow_model(model, exclude)
     return model
 
 
@@ -177,3 +184,275 @@ def reader(samples):
             return next(self.remaining, None)
 
     return Reader()
+
+
+def graphs(graph):
+    """A graph and all the graphs within it."""
+    yield graph
+    for node in graph.node:
+        for inner in subgraphs(node):
+            yield from graphs(inner)
+
+
+def subgraphs(node):
+    return [attribute.g for attribute in node.attribute if attribute.type == attribute.GRAPH]
+
+
+def reads(node):
+    """The names that a node reads, also from within its subgraphs."""
+    names = {name for name in node.input if name}
+    return names.union(*(reads(inner) for graph in subgraphs(node) for inner in graph.node))
+
+
+def sort_nodes(graph):
+    """Put the nodes of a graph into an order in which each comes after those that it reads."""
+    nodes = list(graph.node)
+    makers = {name: i for i, node in enumerate(nodes) for name in node.output if name}
+    before = [{makers[name] for name in reads(node) & makers.keys()} for node in nodes]
+    after = {i: [] for i in range(len(nodes))}
+    for i, others in enumerate(before):
+        for j in others:
+            after[j].append(i)
+    ready, order = [i for i, others in enumerate(before) if not others], []
+    while ready:
+        i = heapq.heappop(ready)
+        order.append(nodes[i])
+        for j in after[i]:
+            before[j].discard(i)
+            if not before[j]:
+                heapq.heappush(ready, j)
+    del graph.node[:]
+    graph.node.extend(order)
+
+
+def excluded_weights(model, patterns, weights=()):
+    """The names of the constants of the weights that match one of the patterns. Several constants
+    of one weight are numbered, but so may be the `weights` themselves, as w_1 and w_2."""
+    constants = [x.name for x in model.graph.initializer]
+    names = {name: name if name in weights else without_number(name) for name in constants}
+    named = {weight for name, weight in names.items() if not name.startswith(UNNAMED)}
+    found = excluded_names(named, patterns, " of the ONNX file")
+    return {name for name, weight in names.items() if weight in found}
+
+
+def without_number(name):
+    return re.sub(r"_\d+$", "", name)
+
+
+def excluded_nodes(model, names):
+    """The nodes that read one of these weights."""
+    found = (node for graph in graphs(model.graph) for node in graph.node)
+    return [node for node in found if not names.isdisjoint(node.input)] if names else []
+
+
+def weight_names(model):
+    """The names of the weights of a file of the native route, whose other constants have none."""
+    names = {x.name for x in model.graph.initializer if not x.name.startswith(UNNAMED)}
+    return names if model.producer_name == PRODUCER else set()
+
+
+def float32_weights(path):
+    """{name: bytes} of the large float32 weights in a file."""
+    import onnx
+
+    tensors = large_floats(onnx.load(path, load_external_data=False))
+    return {tensor.name: 4 * int(np.prod(tensor.dims)) for tensor in tensors}
+
+
+def large_floats(model):
+    """The large constants that are float32."""
+    from onnx import TensorProto
+
+    large = (x for x in model.graph.initializer if np.prod(x.dims) >= LARGE)
+    return [x for x in large if x.data_type == TensorProto.FLOAT]
+
+
+def store_in_8_bits(model, exclude, named=()):
+    """Store the large weights that are still float32 as int8, with one scale per channel: those
+    that are `named`, whatever reads them, and those of the ops in WEIGHTS.
+
+    These are tables of embeddings, positions, and the weights of recurrent layers, loops and
+    branches. The rows of a table are read before they are restored; other weights are restored
+    once, outside the loops.
+    """
+    from onnx import numpy_helper
+
+    for tensor in large_floats(model):
+        name, readers = tensor.name, list(readers_of(model.graph, tensor.name))
+        ops = {node.op_type for _, node in readers}
+        is_weight = readers and (name in named or not ops.isdisjoint(WEIGHTS))
+        if len(tensor.dims) < 2 or name in exclude or not is_weight:
+            continue
+        axis = next((CHANNELS[op] for op in ops if op in CHANNELS), len(tensor.dims) - 1)
+        numbers, scale = in_8_bits(numpy_helper.to_array(tensor), axis)
+        parts = [f"{name}_int8", f"{name}_scale"]
+        model.graph.initializer.remove(tensor)
+        model.graph.initializer.append(numpy_helper.from_array(numbers, parts[0]))
+        model.graph.initializer.append(numpy_helper.from_array(scale, parts[1]))
+        for graph, node in readers:
+            if is_table(node, name):
+                result = node.output[0]
+                node.input[0], node.output[0] = parts[0], f"{result}_int8"
+                inputs = [node.output[0], parts[1]]
+                graph.node.append(restored(inputs, result, -1))
+        if any(not is_table(node, parts[0]) for _, node in readers):
+            model.graph.node.append(restored(parts, name, axis))
+    for graph in graphs(model.graph):
+        sort_nodes(graph)
+
+
+def restored(parts, name, axis):
+    """The node that computes a float array from its numbers in 8 bits and their scales."""
+    from onnx import helper
+
+    node_name = f"{name}_restored"
+    return helper.make_node("DequantizeLinear", parts, [name], name=node_name, axis=axis)
+
+
+def readers_of(graph, name):
+    """(graph, node) for each node that reads a tensor."""
+    for inner in graphs(graph):
+        yield from ((inner, node) for node in inner.node if name in node.input)
+
+
+def is_table(node, name):
+    """Whether a node reads rows of this array."""
+    axis = next((x.i for x in node.attribute if x.name == "axis"), 0)
+    return node.op_type == "Gather" and axis == 0 and node.input[0] == name
+
+
+def in_8_bits(array, axis):
+    """(int8 numbers, scales): one scale for each position along the axis."""
+    others = tuple(i for i in range(array.ndim) if i != axis)
+    largest = np.abs(array).max(others, keepdims=True)
+    scale = np.where(largest > 0, largest / 127, 1).astype(np.float32)
+    return np.round(array / scale).astype(np.int8), scale.reshape(-1)
+
+
+def narrow_model(model, exclude):
+    """Turn a float32 model into float16, its loops and branches included, in which onnxruntime's
+    own tool puts no casts. The weights named in `exclude` stay float32, as the ops that read them.
+
+    Every tensor of float32 becomes float16, except the inputs and outputs of the model, the
+    excluded weights and what an op only takes in float32. Ops have the same result type as their
+    operands, so only constants, declared types and casts have to be changed.
+    """
+    from onnx import TensorProto, shape_inference
+
+    types = shape_inference.infer_shapes(model)
+    floats = {
+        value.name
+        for graph in graphs(types.graph)
+        for value in (*graph.value_info, *graph.input, *graph.output)
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT
+    }
+    floats |= {x.name for x in model.graph.initializer if x.data_type == TensorProto.FLOAT}
+    version = next(x.version for x in model.opset_import if x.domain in ("", "ai.onnx"))
+    wide = excluded_nodes(model, exclude)
+    kept = {name for node in wide for name in node.input if name in exclude}
+    for graph in graphs(model.graph):
+        convert_nodes(graph, floats, wide, kept, version)
+        del graph.value_info[:]
+        if graph is not model.graph:
+            for value in (*graph.input, *graph.output):
+                if value.name in floats:
+                    value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    kept |= {name for graph in graphs(model.graph) for name in float32_only(graph, version)}
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT and tensor.name not in kept:
+            narrow(tensor)
+    cast_ends(model.graph, floats)
+    for graph in graphs(model.graph):
+        sort_nodes(graph)
+
+
+def convert_nodes(graph, floats, wide, kept, version):
+    """Change the constants of a graph's nodes; casts around those that compute in float32."""
+    from onnx import TensorProto, helper
+
+    for node in list(graph.node):
+        for attribute in node.attribute:
+            if attribute.type == attribute.TENSOR and attribute.t.data_type == TensorProto.FLOAT:
+                narrow(attribute.t)
+            if attribute.name == DTYPES.get(node.op_type) and attribute.i == TensorProto.FLOAT:
+                attribute.i = TensorProto.FLOAT16
+        is_wide = any(node is other for other in wide)
+        for names, is_input in ((node.input, True), (node.output, False)):
+            for i, name in enumerate(names):
+                if name not in floats or name in kept:
+                    continue
+                if not is_wide and takes_float16(node, i, is_input, version):
+                    continue
+                if is_input and is_concrete(node, i, version) and is_initializer(graph, name):
+                    continue  # it stays float32
+                names[i] = f"{name}_in_float32_{len(graph.node)}"
+                pair = (name, names[i]) if is_input else (names[i], name)
+                dtype = TensorProto.FLOAT if is_input else TensorProto.FLOAT16
+                graph.node.append(helper.make_node("Cast", pair[:1], pair[1:], to=dtype))
+
+
+def formal(node, i, is_input, version):
+    """(the schema of a node, the schema of one of its operands or results)"""
+    from onnx import defs
+
+    schema = defs.get_schema(node.op_type, version, node.domain)
+    values = schema.inputs if is_input else schema.outputs
+    return schema, values[min(i, len(values) - 1)]
+
+
+def takes_float16(node, i, is_input, version):
+    schema, value = formal(node, i, is_input, version)
+    allowed = {
+        name
+        for constraint in schema.type_constraints
+        if constraint.type_param_str == value.type_str
+        for name in constraint.allowed_type_strs
+    }
+    return "tensor(float16)" in (allowed or {value.type_str})
+
+
+def is_concrete(node, i, version):
+    """Whether an operand can only be float32, as the scales of Resize."""
+    return formal(node, i, True, version)[1].type_str == "tensor(float)"
+
+
+def is_initializer(graph, name):
+    return any(tensor.name == name for tensor in graph.initializer)
+
+
+def float32_only(graph, version):
+    """The names of the operands in a graph that can only be float32."""
+    for node in graph.node:
+        for i, name in enumerate(node.input):
+            if name and is_concrete(node, i, version):
+                yield name
+
+
+def narrow(tensor):
+    """Change a tensor to float16, with finite numbers in its range."""
+    from onnx import numpy_helper
+
+    array = numpy_helper.to_array(tensor)
+    finite = np.where(np.isfinite(array), np.clip(array, -LIMIT, LIMIT), array)
+    tiny = (array != 0) & (np.abs(array) < SMALLEST)
+    finite = np.where(tiny, np.copysign(SMALLEST, array), finite)
+    tensor.CopyFrom(numpy_helper.from_array(finite.astype(np.float16), tensor.name))
+
+
+def cast_ends(graph, floats):
+    """The inputs and outputs of the model stay float32."""
+    from onnx import TensorProto, helper
+
+    inputs = {x.name: f"{x.name}_in_float16" for x in graph.input if x.name in floats}
+    outputs = {x.name: f"{x.name}_in_float16" for x in graph.output if x.name in floats}
+    for inner in graphs(graph):
+        for node in inner.node:
+            node.input[:] = [(inputs | outputs).get(name, name) for name in node.input]
+            node.output[:] = [outputs.get(name, name) for name in node.output]
+    for pairs, dtype in (
+        (inputs.items(), TensorProto.FLOAT16),
+        (outputs.items(), TensorProto.FLOAT),
+    ):
+        for outside, inside in pairs:
+            ends = (outside, inside) if dtype == TensorProto.FLOAT16 else (inside, outside)
+            graph.node.append(helper.make_node("Cast", ends[:1], ends[1:], to=dtype))

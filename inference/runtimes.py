@@ -1,6 +1,7 @@
 """Run exported files as functions {input: array} -> {output: array}, on one thread."""
 
 import importlib.util
+import operator
 import re
 import time
 from pathlib import Path
@@ -221,29 +222,17 @@ class IsolatedModel:
     def __init__(self, child, path):
         self.child, self.path = child, path
         self.kept = child.keep(f"opening {path.name}", open_model, path)
-        self.inputs, self.outputs = self.apply(ends_of)
+        self.inputs, self.outputs = self.apply(operator.attrgetter("inputs", "outputs"))
 
     def apply(self, function, *args):
         """function(model, *args) in the process of the model."""
         return self.child.call(f"running {self.path.name}", function, self.kept, *args)
 
     def __call__(self, arrays):
-        return self.apply(outputs_of, arrays)
+        return self.apply(operator.call, arrays)
 
     def nodes(self):
-        return self.apply(nodes_of)
-
-
-def ends_of(model):
-    return model.inputs, model.outputs
-
-
-def outputs_of(model, arrays):
-    return model(arrays)
-
-
-def nodes_of(model):
-    return model.nodes()
+        return self.apply(operator.methodcaller("nodes"))
 
 
 def latency(model, arrays):

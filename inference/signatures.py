@@ -1,6 +1,15 @@
 """Several TFLite files as one file with a signature for each, which shares their weights."""
 
+from inference.metadata import add_metadata
 from utils import RunError
+
+
+def write_merged(path, files, inputs, facts, call):
+    """Write several TFLite files, {signature: path}, as one file with these metadata. `call` runs
+    `check_signatures`, which compares it with them on the `inputs`, in another process."""
+    path.write_bytes(merged({name: file.read_bytes() for name, file in files.items()}))
+    add_metadata(path, facts)
+    call("comparing the signatures", check_signatures, path, files, inputs)
 
 
 def merged(files):

@@ -10,7 +10,7 @@ from inference.lowering.onnx_ops.graph import graph_proto
 from inference.lowering.onnx_ops.target import OnnxTarget
 from inference.lowering.onnx_ops.tidy import tidy
 from inference.lowering.walk import Walk, located
-from inference.onnx_graphs import PRODUCER
+from inference.quantize_onnx import PRODUCER
 from utils import UserError
 from utils.files import atomic_write
 

@@ -6,12 +6,9 @@ import warnings
 from inference.child import locally
 from inference.excluded import excluded_names
 from inference.packages import import_tensorflow, needed, quiet
-from inference.tflite_weights import check_kept, is_kept, restored
+from inference.quantize_tflite import in_int8, reason, restored
 from utils import RunError, UserError
 from utils.files import atomic_write
-
-CONVOLUTIONS = {"CONV_2D", "DEPTHWISE_CONV_2D", "CONV_3D", "TRANSPOSE_CONV", "CONV_3D_TRANSPOSE"}
-PRODUCTS = CONVOLUTIONS | {"FULLY_CONNECTED", "BATCH_MATMUL"}  # the ops that int8 quantizes
 
 
 def write_tflite(traced, path, *, quantize=None, samples=None, exclude=(), call=locally):
@@ -46,16 +43,16 @@ def check_types(traced):
 
 def as_tensorflow(traced, products, kept=()):
     """The traced function as a TensorFlow function with the same names, and the module it needs;
-    see `Target` for `products` and `kept`."""
+    see `TfTarget` for `products` and `kept`."""
     import tensorflow as tf
 
     from inference.lowering.tf_ops import LAYERS, PRIMITIVES
-    from inference.lowering.tf_ops.target import Target
+    from inference.lowering.tf_ops.target import TfTarget
     from inference.lowering.walk import Walk, located
 
     def run(*tensors):
         inputs = dict(zip(traced.inputs, tensors, strict=True))
-        target = Target(LAYERS, PRIMITIVES, traced.inputs, inputs, products, kept)
+        target = TfTarget(LAYERS, PRIMITIVES, traced.inputs, inputs, products, kept)
         with located(walk := Walk(target)):
             results = walk.outputs(traced, inputs)
             return {name: tf.identity(target.whole(value)) for name, value in results.items()}
@@ -116,56 +113,6 @@ def convert(folder, quantize, samples=None):
         raise RunError(f"TensorFlow's converter rejects the model: {reason(error)}") from error
 
 
-def in_int8(calibrated, keeps=False):
-    """A calibrated file with the convolutions and products in int8, except those that would lose
-    accuracy, or have a name of KEPT. Inputs and outputs stay in float."""
-    from tensorflow.lite.python.convert import mlir_quantize
-
-    kinds, nodes = left_in_float(calibrated, keeps)
-    try:
-        return mlir_quantize(calibrated, denylisted_ops=kinds, denylisted_nodes=nodes)
-    except Exception as error:
-        raise RunError(f"TensorFlow's quantizer rejects the model: {reason(error)}") from error
-
-
-def left_in_float(data, keeps=False):
-    """What int8 leaves in float: the kinds of ops without weights, names of some ops with weights.
-
-    - A reshape or a sum in int8 would round its numbers to 256 steps, and a normalization magnifies
-      those steps.
-    - So would a convolution of the input itself, where most of an image is background. With both in
-      int8, a vit after 20 steps is off by 0.50 of its output's scale, without them by 0.08.
-    - Products of two computed arrays, as in attention: int8 does not make the file smaller, and a
-      vit takes 3 times as long.
-    """
-    from tensorflow.lite.tools import flatbuffer_utils
-
-    model = flatbuffer_utils.convert_bytearray_to_object(data)
-    if keeps:
-        check_kept(model)
-    kinds, names = set(), []
-    for graph in model.subgraphs:
-        computed = set(graph.inputs)
-        mixed = set()  # the tensors computed through a convolution or a product
-        for op in graph.operators:
-            kind = flatbuffer_utils.opcode_to_name(model, op.opcodeIndex)
-            outputs = [graph.tensors[i].name.decode() for i in op.outputs]
-            if is_kept(graph, op) and kind in PRODUCTS | {"GATHER"}:
-                names += outputs
-            elif kind == "GATHER":  # the rows of a constant table are as good in int8
-                names += outputs if op.inputs[0] in computed else []
-            elif kind not in PRODUCTS:
-                kinds.add(kind)
-            elif computed.issuperset(op.inputs[:2]) or (
-                kind in CONVOLUTIONS and mixed.isdisjoint(op.inputs)
-            ):
-                names += outputs
-            computed.update(op.outputs)
-            if kind in PRODUCTS or not mixed.isdisjoint(op.inputs):
-                mixed.update(op.outputs)
-    return sorted(kinds), names
-
-
 def in_order(data, inputs, outputs):
     """A file with its inputs and outputs in this order, which TensorFlow sorts by name, and with
     their names for the tensors as well, since not every program reads signatures."""
@@ -182,10 +129,3 @@ def in_order(data, inputs, outputs):
         for tensor in tensors:
             graph.tensors[tensor.tensorIndex].name = tensor.name
     return bytes(flatbuffer_utils.convert_object_to_bytearray(model))
-
-
-def reason(error):
-    """The line of the converter's long message that names the ops it cannot write."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    op_lines = [line for line in lines if line.startswith(("TF Select ops:", "Custom ops:"))]
-    return (op_lines or lines or [type(error).__name__])[0]

@@ -17,9 +17,8 @@ import pytest
 
 import sweep
 from data_loader.workers import Context
-from inference.inputs import read_arrays
 from inference.load import load
-from inference.predictor import read_report
+from inference.predictor import read_arrays, read_report
 from search.spec import parse_spec
 from search.sweep_folder import Sweep
 from tests.processes import ROOT, call, captured

@@ -1,4 +1,4 @@
-// Lets the model write, as inference/decoding.py does: its decode step takes a token and the cache,
+// Lets the model write, as inference/generate.py does: its decode step takes a token and the cache,
 // and returns the logits of the next token, and the cache with this token.
 const HALF = Math.floor(facts.context / 2) || 1;  // tokens that are read again at its end
 const ready = openModel(async (ort, session) => {

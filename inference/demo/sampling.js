@@ -1,4 +1,4 @@
-// How the next token is drawn, as `draw` in inference/decoding.py, but from other random numbers.
+// How the next token is drawn, as `draw` in inference/generate.py, but from other random numbers.
 function draw(logits, {temperature, topK, topP}, random) {
   const largest = logits.reduce((a, b) => Math.max(a, b));
   if (temperature === 0) return logits.indexOf(largest);

@@ -12,7 +12,7 @@ from jax.extend.mlir.dialects import stablehlo
 
 from inference.lowering.complex_numbers import dft_matrix, real_dft_p
 from inference.lowering.value import Value, is_one
-from inference.lowering.walk import Walk
+from inference.lowering.walk import Target, Walk
 
 
 class Module(NamedTuple):
@@ -47,7 +47,7 @@ class Plain(Walk):
     """A walk whose target is JAX itself: a function without op marks, calls or platform choices."""
 
     def __init__(self):
-        super().__init__(Target())
+        super().__init__(JaxTarget())
         self.equations = []  # (equation, its operands, its location in the user's code), in order
 
     def __call__(self, traced, *arrays):
@@ -62,10 +62,12 @@ class Plain(Walk):
         compute = product_by_convolution if is_conv else evaluate
         # The converter's errors then point to the user's code.
         with source_info_util.user_context(eqn.source_info.traceback):
-            return self.results(eqn, operands, lambda: compute(eqn, *arrays))
+            results = compute(eqn, *arrays)
+        results = results if eqn.primitive.multiple_results else [results]
+        return self.results(eqn, operands, results)
 
 
-class Target:
+class JaxTarget(Target):
     """The target protocol of `Walk`, implemented with JAX."""
 
     layers: ClassVar = {}

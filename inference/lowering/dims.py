@@ -1,9 +1,10 @@
-"""Evaluates symbolic sizes, as JAX writes them, in the numbers of a target."""
+"""Sizes, which may be symbolic, as JAX writes them, and their values in the numbers of a target."""
 
 import ast
 import re
 
 import jax
+import numpy as np
 
 BINARY = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Pow: "pow"}
 
@@ -58,3 +59,24 @@ def evaluate(dimension, symbol, operations):
         raise AssertionError(ast.dump(node))
 
     return value(ast.parse(str(dimension).replace("^", "**"), mode="eval").body)
+
+
+def is_number(dimension):
+    return isinstance(dimension, int | np.integer)
+
+
+def is_zero(dimension):
+    return is_number(dimension) and dimension == 0
+
+
+def is_same(a, b):
+    """Whether two sizes are the same, known or not."""
+    return (is_number(a) and is_number(b) and a == b) or str(a) == str(b)
+
+
+def product(dimensions):
+    """The number of elements of a shape, which may be symbolic."""
+    total = 1
+    for dimension in dimensions:
+        total = total * dimension
+    return total

@@ -11,11 +11,12 @@ tables of the target. A target is an object with
 - `expanded(value)`: a handle of the value's data, broadcast to the value's shape.
 
 The functions in `layers` receive the arguments of the marked function, those in `table` the
-operands and then the parameters of the equation. During such a call, `target.out` holds the shapes
-and dtypes of the equation's results, `target.operand_shapes` the shapes of its operands, and
-`target.walk` this walk.
+operands and then the parameters of the equation. The target that they receive is made for this one
+call by `with_results`: its `out` holds the shapes and dtypes of the equation's results, and
+`operand_shapes` the shapes of its operands.
 """
 
+import copy
 import linecache
 import re
 import traceback
@@ -82,6 +83,22 @@ def located(walk):
         fix = f"; {fix_of_size(error, walk.target.symbols)}" if is_free else ""
         message = f"cannot convert {walk.place or 'the model'}: {reason} ({where}){fix}"
         raise UserError(message) from error
+
+
+class Target:
+    """What all targets have in common: `walk` is the walk that computes with the target."""
+
+    def with_results(self, avals, operands=()):
+        """The target for one call of a table's function, whose results have these types."""
+        target = copy.copy(self)
+        target.out = avals
+        target.operand_shapes = [value.shape for value in operands]
+        target.operand_names = {value.name for value in operands}
+        return target
+
+    def refuse(self, name, what):
+        """Raise Missing for a variant of a primitive that the table cannot express."""
+        raise Missing(f"{name} {what}", self.walk.place)
 
 
 class Walk:
@@ -185,9 +202,8 @@ class Walk:
         if function is None:
             return self.jaxpr(params["jaxpr"], operands)
         args, kwargs = filled(params["tree"], params["attributes"], map(self.whole, operands))
-        return self.results(
-            eqn, operands, lambda: jax.tree.leaves(function(self.target, *args, **kwargs))
-        )
+        results = function(self.target_of(eqn, operands), *args, **kwargs)
+        return self.results(eqn, operands, jax.tree.leaves(results))
 
     def primitive(self, eqn, operands):
         """A primitive, computed by the function of the table."""
@@ -202,17 +218,16 @@ class Walk:
             args = [self.target.operand(value) for value in operands]
         else:
             args = [self.whole(value) for value in operands]
-        return self.results(
-            eqn, operands, lambda: function(self.target, *args, **eqn.params), data_shape
-        )
-
-    def results(self, eqn, operands, compute, data_shape=None):
-        """The results of a table's function, as Values."""
-        self.target.out = [var.aval for var in eqn.outvars]
-        self.target.operand_shapes = [value.shape for value in operands]
-        self.target.operand_names = {value.name for value in operands}
-        results = compute()
+        results = function(self.target_of(eqn, operands), *args, **eqn.params)
         results = results if eqn.primitive.multiple_results else [results]
+        return self.results(eqn, operands, results, data_shape)
+
+    def target_of(self, eqn, operands):
+        """The target for the table's function of an equation."""
+        return self.target.with_results([var.aval for var in eqn.outvars], operands)
+
+    def results(self, eqn, operands, results, data_shape=None):
+        """The results of a table's function, as Values."""
         attributes = {"data_shape": data_shape, "origin": (eqn, operands)}
         return [
             self.value(result, var.aval, **attributes)
@@ -282,10 +297,11 @@ class Walk:
         if data_shape != value.data_shape and value.constant:
             data = data.reshape(data_shape)
         elif data_shape != value.data_shape:
-            self.target.out = [jax.ShapeDtypeStruct(data_shape, value.dtype)]
             operand = Value(data, value.data_shape, value.dtype, name=value.name)
-            reshape = self.target.table["reshape"]
-            data = reshape(self.target, self.target.operand(operand), new_sizes=data_shape)
+            target = self.target.with_results(
+                [jax.ShapeDtypeStruct(data_shape, value.dtype)], [operand]
+            )
+            data = target.table["reshape"](target, target.operand(operand), new_sizes=data_shape)
         attributes = {"name": value.name, "data_shape": data_shape, "origin": value.origin}
         return Value(data, shape, value.dtype, **attributes)
 
@@ -297,9 +313,9 @@ class Walk:
         if not divisor_of_mean(eqn, operands, count):
             return None
         aval = eqn.outvars[0].aval
-        self.target.out = [aval]
         operand = self.whole(operands[0])
-        mean = self.target.table["mean"](self.target, operand, axes=eqn.params["axes"])
+        target = self.target_of(eqn, operands)
+        mean = target.table["mean"](target, operand, axes=eqn.params["axes"])
         return self.reshaped(self.value(mean, aval), total.data_shape, total.shape)
 
 

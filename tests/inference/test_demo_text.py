@@ -9,10 +9,10 @@ import pytest
 
 from data_loader.tokenizers.plain import ByteTokenizer, CharacterTokenizer
 from data_loader.tokenizers.tiktoken_file import CL100K, GPT2, O200K
-from inference.decoding import draw
 from inference.demo import page, runtime
 from inference.demo.page import part
 from inference.demo.text import page_tokenizer, write_text_page
+from inference.generate import draw
 from model.sampling import Sampling
 from tests.training.browser import PROGRAM
 from utils import UserError

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from data_loader.tokenizers.plain import CharacterTokenizer
-from inference.decoding import TOKEN
 from inference.demo.text import page_tokenizer, write_text_page
+from inference.generate import TOKEN
 from inference.language import step_function
 from model.generate import generate
 from model.gpt import gpt

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from inference import convert_tflite
-from inference.input_shape import channels_first, channels_last
-from inference.load import load_to_export
+from inference.load import channels_first, channels_last, load_to_export
 from inference.runtimes import open_model
 from tests.inference.conftest import read_report
 from utils import UserError

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from inference import convert_tflite, predict
-from inference.decoding import LOGITS, NEXT, POSITION, TOKEN, Decoder, draw, steps
 from inference.demo.text import page_tokenizer
+from inference.generate import LOGITS, NEXT, POSITION, TOKEN, Decoder, draw, steps
 from inference.language import step_function
 from inference.load import load
 from inference.runtimes import open_model

@@ -68,7 +68,7 @@ def test_an_op_with_the_name_of_a_builtin_op_is_not_confused_with_it(tmp_path, m
     np.testing.assert_array_equal(outputs["sort"], expected["sort"])
 
     def onnx_softmax(t, x, temperature):
-        return t.Softmax(t.Div(x, t.number(2)))
+        return t.Softmax(t.Div(x, 2.0))
 
     monkeypatch.setitem(onnx_ops.LAYERS, f"{__name__}.softmax", onnx_softmax)
     write_onnx(traced, tmp_path / "whole.onnx")

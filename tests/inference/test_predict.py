@@ -8,9 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from inference.inputs import image_shape
 from inference.load import Form, output_kind
-from inference.predictor import Predictor, prepare_batch
+from inference.predictor import Predictor, image_shape, prepare_batch
 from tests.inference.conftest import CONFIG, DIGITS, read_report
 from tests.processes import run
 from training.checkpoint import safetensor_file
@@ -281,7 +280,7 @@ def test_outputs_with_an_own_loss_are_of_classes_if_these_have_names(loss, class
 
 def test_class_names_come_from_the_report_of_an_export(linear, run_predict, tmp_path):
     names = ["ant", "bee", "cat"]
-    write_report(tmp_path, answers="logits", classes=names)  # as an earlier version wrote it
+    write_report(tmp_path, output_kind="logits", classes=names)
     _, out, _ = run_predict("linear.onnx", "some.npy", "--csv", "predictions.csv", "--top", 1)
     probabilities = softmax(np.load("some.npy") @ linear)
     best = [names[i] for i in probabilities.argmax(-1)]

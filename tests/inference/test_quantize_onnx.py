@@ -7,8 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from inference.float32_weights import float32_weights
-from inference.quantize_onnx import quantize_onnx
+from inference.quantize_onnx import float32_weights, quantize_onnx
 from inference.runtimes import open_model
 from model.layers.pool import max_pool
 from model.rnn import rnn

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from inference.float32_weights import float32_weights
 from inference.lowering.tf_ops import LAYERS
 from inference.lowering.trace import trace
 from inference.lowering.trimming import trimmed
 from inference.lowering.walk import Missing
+from inference.quantize_tflite import float32_weights
 from inference.runtimes import open_model
 from inference.to_tflite import write_tflite
 from model.airbench import airbench

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from inference.decoding import draw as draw_from_file
+from inference.generate import draw as draw_from_file
 from model import generate as module
 from model.generate import Sampling, draw, generate
 from model.gpt import gpt

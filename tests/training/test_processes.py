@@ -22,8 +22,9 @@ import jax, numpy as np
 from training import processes
 from training.devices import joining
 from training.devices.options import MeshOptions
-from training.devices.placing import fetched, put, put_rows, rows_of_process
-from training.devices.mesh import make_mesh, replicated, sharded
+from training.devices.placing import fetched
+from training.devices.mesh import make_mesh
+from training.devices.sharding import Plan
 from utils import UserError
 
 joining.join()
@@ -49,10 +50,10 @@ results["failed"] = [attempt(lambda: fails(1)), attempt(lambda: processes.from_f
 whole = np.arange(48.0, dtype=np.float32).reshape(8, 6)
 meshes = {"cut": (-1, 1, 1), "both": (2, 2, 1), "shared": (1, 2, 2), "same": (1, 1, 4)}
 for name, sizes in meshes.items():
-    mesh = make_mesh(MeshOptions(*sizes))
-    rows = rows_of_process(mesh, 8)
-    arrays = [put(whole, replicated(mesh)), put(whole, sharded(mesh))]
-    arrays += [put_rows(whole[rows], mesh, 8), put_rows(whole.T[:, rows], mesh, 8, axis=1).T]
+    plan = Plan(make_mesh(MeshOptions(*sizes)))
+    rows, stacked = plan.rows(8), plan._replace(stacked=True)
+    arrays = [plan.put(whole), plan.put(whole, plan.batch())]
+    arrays += [plan.put_batch(whole[rows], 8), stacked.put_batch(whole.T[:, rows], 8).T]
     results[name] = [rows.tolist(), [bool((fetched(array) == whole).all()) for array in arrays]]
 class Recorded:
     read = set()  # the indices of the examples that were read

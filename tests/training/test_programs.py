@@ -10,7 +10,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import utils
 from model.base import Model
-from training.devices.mesh import make_mesh, replicated, sharded
+from training.devices.mesh import make_mesh
+from training.devices.sharding import Plan
 from training.engine import Program, compile_step, loops_are_slow, quick
 from training.feed import over_batch, over_orders
 from training.fit import fit
@@ -18,8 +19,8 @@ from training.loss import mse
 from training.optimizers import sgd
 from utils import UserError
 
-MESH = make_mesh()
-WHOLE = replicated(MESH)
+PLAN = Plan(make_mesh())
+WHOLE = PLAN.whole
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 6)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(np.int32)
@@ -76,7 +77,7 @@ def test_the_error_names_the_argument_that_changed(arguments, message):
 
 
 def test_the_error_names_the_set_and_an_argument_with_another_sharding():
-    other = NamedSharding(MESH, PartitionSpec(), memory_kind="unpinned_host")
+    other = NamedSharding(PLAN.mesh, PartitionSpec(), memory_kind="unpinned_host")
     message = (
         r"^evaluation of val: it was compiled for batch x float32\[4,3\] laid out as .*unpinned"
     )
@@ -108,7 +109,7 @@ def test_errors_name_arguments_also_under_vmap_or_by_given_names():
         for rows in (4, 3):
             carries = jax.tree.map(lambda a: jnp.stack([a, a]), start())
             two(2.0, carries, jax.tree.map(lambda a: np.stack([a, a]), batch(rows)), 4)
-    by_rows = Program(over_orders(add, sharded(MESH), None, 2), WHOLE)
+    by_rows = Program(over_orders(add, PLAN.batch(), None, 2), WHOLE)
     assert by_rows.arguments[-1] == "count"
     message = r"compiled for genuine int32\[\], and was now given float32\[\]"
     with pytest.raises(UserError, match=message):
@@ -169,7 +170,7 @@ def test_while_debugging_every_call_runs_the_function_itself_on_concrete_arrays(
     with jax.disable_jit():
         assert loops_are_slow(None)
         assert quick(lambda: seen.clear() or 3, WHOLE)() == 3
-        run, carry = Program(over_orders(step, sharded(MESH), None, 2), WHOLE), start()
+        run, carry = Program(over_orders(step, PLAN.batch(), None, 2), WHOLE), start()
         run.prepare(2.0, carry, (data, data), order, valid, np.int32(0), np.int32(1))
         assert (seen, run.seconds) == ([], 0.0)
         for row in range(2):

@@ -10,7 +10,6 @@ import jax
 
 from data_loader.base import length
 from training.commands.find_lr import ready
-from training.devices.mesh import parts_of_batch
 from training.engine import Trainer
 from training.watching.console import silenced
 from utils import DONE, RunError, format_bytes, is_out_of_memory, main_memory
@@ -49,7 +48,7 @@ def find_batch(parts):
         return one
 
     # Each microbatch is cut into parts for the devices.
-    unit = parts_of_batch(recipe.plan.mesh) * recipe.training.accumulate
+    unit = recipe.plan.parts_of_batch * recipe.training.accumulate
     most = length(sets["train"]) if length(sets["train"]) is not None else MOST
     most = max(unit, most // unit * unit)
     all_tried = search(attempt, recipe.loader.batch_size, unit, most)

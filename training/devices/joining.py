@@ -108,18 +108,14 @@ def from_environment():
     itself, None if there are no other processes."""
     environment = os.environ
     if "JAX_COORDINATOR_ADDRESS" in environment and "JAX_NUM_PROCESSES" in environment:
-        variables = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
-        try:
-            numbers = {key: int(environment[name]) for key, name in variables.items()}
-        except (KeyError, ValueError):
-            names, fix = "JAX_NUM_PROCESSES and JAX_PROCESS_ID", "set all three or none"
-            why = f"{names} must be numbers if JAX_COORDINATOR_ADDRESS is set; {fix}"
-            raise UserError(why) from None
         address = environment["JAX_COORDINATOR_ADDRESS"]
         try:
+            names = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
+            numbers = {key: int(environment[name]) for key, name in names.items()}
             DistributedOptions(address, **numbers)
-        except ValueError as error:
-            raise UserError(f"JAX_COORDINATOR_ADDRESS and the numbers: {error}") from None
+        except (KeyError, ValueError) as error:
+            names = "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID"
+            raise UserError(f"{names}: {error}; set all three, or none of them") from None
         return {"coordinator_address": address, **numbers}
     if "OMPI_COMM_WORLD_SIZE" in environment and "OMPI_MCA_orte_hnp_uri" not in environment:
         return from_open_mpi_5(environment)

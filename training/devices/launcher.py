@@ -6,7 +6,6 @@ others can only wait for it.
 """
 
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -17,16 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from training.devices.signals import handled
-from utils import BAD_INPUT, DONE, FAILED, STOPPED, WINDOWS, UserError
+from utils import DONE, FAILED, STOPPED, WINDOWS, UserError
 
 GRACE = 10.0  # seconds that the other processes have for their messages after one has failed
-ENDING = 90.0  # seconds that the other processes have to finish after one has finished
-# What C++ logs about every connection, and about the end of another process, whose cause the
-# launcher prints.
-NOISE = (
-    r"\[Gloo\] Rank|[WEF]\d{4} \S+ +\d+ (preemption_\w+|coordination_\w+|client|service)\.(cc|h):"
-    r"| +@ +0x|\*\*\* Check failure|Additional GRPC error|:UNKNOWN:"
-)
 SCHEDULERS = ("SLURM_", "OMPI_", "PMIX_", "PMI_")  # with these, JAX would look for other processes
 
 
@@ -39,10 +31,11 @@ def launch(count):
     environment |= {"JAX_NUM_PROCESSES": str(count), "PYTHONUNBUFFERED": "1"}
     own = [{"JAX_PROCESS_ID": str(i)} | share_of_gpus(i, count) for i in range(count)]
     processes = [start(environment | variables) for variables in own]
-    first_with = {}  # {error line: the process that printed it first}; all print most errors
-    streams = [(i, p.stdout, sys.stdout, None) for i, p in enumerate(processes)]
-    streams += [(i, p.stderr, sys.stderr, first_with) for i, p in enumerate(processes)]
-    forwarders = [threading.Thread(target=forward, args=stream) for stream in streams]
+    forwarders = [
+        threading.Thread(target=forward, args=(number, stream, out))
+        for number, process in enumerate(processes)
+        for stream, out in ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
+    ]
     for forwarder in forwarders:
         forwarder.start()
     try:
@@ -93,16 +86,15 @@ def share_of_gpus(number, count, devices=Path("/dev"), option="--processes"):
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[number * each : (number + 1) * each])}
 
 
-def forward(number, stream, out, first_with):
-    """Print the lines of process `number` with its number in front, except for noise. With
-    `first_with`, {line: the process that printed it first}, other processes do not repeat it."""
+def forward(number, stream, out):
+    """Print the lines of process `number` with its number in front."""
     for line in stream:
-        repeated = first_with is not None and first_with.setdefault(line, number) != number
-        if not (repeated or re.match(NOISE, line)):
-            # The launcher's output may be closed; its processes must still be able to write.
-            with suppress(OSError):
-                out.write(f"[{number}] {line}")
-                out.flush()
+        if line.startswith("[Gloo] Rank"):  # C++ logs every connection
+            continue
+        # The launcher's output may be closed; its processes must still be able to write.
+        with suppress(OSError):
+            out.write(f"[{number}] {line}")
+            out.flush()
 
 
 class Interrupts:
@@ -125,41 +117,26 @@ class Interrupts:
 
 def wait_for(processes, interrupts):
     """Wait for the processes. Return the exit code of the one that failed first, or the highest."""
-    failed, deadline = None, float("inf")
-    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
-        codes = [process.poll() for process in processes]
-        if bad := [i for i, code in enumerate(codes) if code not in (None, DONE, STOPPED)]:
-            failed = min(bad, key=lambda i: rank(codes[i]))
-            grace = 0 if codes[failed] == BAD_INPUT else GRACE
-            deadline = min(deadline, time.monotonic() + grace)
-        elif any(code is not None for code in codes):
-            deadline = min(deadline, time.monotonic() + ENDING)
+    is_running, failed = True, []
+    while is_running and not failed:
         time.sleep(0.05)
-    codes = [process.poll() for process in processes]
-    if failed is None:  # a process may have failed last, or not have ended by the deadline
-        failed = next((i for i, code in enumerate(codes) if code not in (DONE, STOPPED)), None)
-    if failed is None:
-        return max(codes)
+        is_running = None in [process.poll() for process in processes]
+        failed = [p for p in processes if p.returncode not in (None, DONE, STOPPED)]
+    if not failed:
+        return max(process.returncode for process in processes)
+    deadline = time.monotonic() + GRACE
+    for process in processes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(0, deadline - time.monotonic()))
+    # JAX aborts a process that has lost another one, whose end is the cause.
+    first = min(failed, key=lambda process: process.returncode == -signal.SIGABRT)
+    code = first.returncode
     if interrupts.count < 2:
-        print(describe(failed, codes[failed]), file=sys.stderr)
-    by_signal = STOPPED if interrupts.count else FAILED
-    return codes[failed] if codes[failed] and codes[failed] > 0 else by_signal
-
-
-def rank(code):
-    """How likely an exit code is the cause of the other failures. 0, the most likely: a mistake was
-    found, or a signal killed the process. 1: the process failed, perhaps because another one did.
-    2: JAX ended it, because another one was lost."""
-    return {-signal.SIGABRT: 2, BAD_INPUT: 0}.get(code, 0 if code < 0 else 1)
-
-
-def describe(number, code):
-    """Why a process failed, and how to continue the run."""
-    if code is None:
-        reason = f"did not end within {ENDING:.0f} seconds of the others"
-    elif code < 0:
-        reason = f"was ended by {signal.Signals(-code).name}"
-    else:
-        reason = f"ended with exit code {code}"
-    hint = ". --resume auto continues from the last checkpoint, if there is one"
-    return f"Process {number} {reason}, so all are ended{'' if code == BAD_INPUT else hint}"
+        name = signal.Signals(-code).name if code < 0 else ""
+        how = f"was ended by {name}" if name else f"ended with exit code {code}"
+        print(
+            f"Process {processes.index(first)} {how}, so all are ended. "
+            "--resume auto continues from the last checkpoint, if there is one",
+            file=sys.stderr,
+        )
+    return code if code > 0 else STOPPED if interrupts.count else FAILED

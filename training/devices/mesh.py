@@ -3,13 +3,12 @@
 import math
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType
 
 from training.devices.options import MeshOptions
 from utils import UserError
 
 AXES = ("data", "fsdp", "tensor")
-BATCH = ("data", "fsdp")  # the axes that a batch is sharded over
 
 
 def make_mesh(options=MeshOptions(), devices=None):  # noqa: B008
@@ -65,28 +64,3 @@ def mesh_shape(options, count):
 def text_of_sizes(shape):
     """A shape as a text, such as data 4 x fsdp 2 x tensor 1."""
     return " x ".join(f"{axis} {size}" for axis, size in zip(AXES, shape, strict=True))
-
-
-def parts_of_batch(mesh):
-    """Into how many parts a batch is cut; devices along the other axes hold the same part."""
-    return math.prod(mesh.shape[axis] for axis in BATCH)
-
-
-def check_divides(size, mesh, option):
-    """Refuse a batch size, given by this option, that does not divide evenly over the devices."""
-    parts = parts_of_batch(mesh)
-    if size % parts:
-        raise UserError(
-            f"{option}: {size} examples do not divide over {parts} devices; "
-            f"use a multiple, such as {-(-size // parts) * parts}, or another mesh"
-        )
-
-
-def replicated(mesh):
-    """The sharding of an array that every device holds whole."""
-    return NamedSharding(mesh, PartitionSpec())
-
-
-def sharded(mesh, axis=0):
-    """The sharding of a batch, whose examples lie along one axis."""
-    return NamedSharding(mesh, PartitionSpec(*(None,) * axis, BATCH))

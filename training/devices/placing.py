@@ -1,22 +1,7 @@
-"""Arrays of the host put onto the devices of a mesh. With several processes, each puts the part
-that its own devices hold."""
+"""An array of the host put onto devices, of which each process has some, and one fetched."""
 
 import jax
 import numpy as np
-
-from data_loader.nest import check_integers
-from training.devices.mesh import sharded
-
-
-def put(tree, shardings):
-    """The arrays of a tree on the devices; `shardings` is one sharding or a tree of shardings. Each
-    process has all the values."""
-    check_integers(tree, bits=64 if jax.config.jax_enable_x64 else 32)
-    if jax.process_count() == 1:
-        return jax.device_put(tree, shardings)
-    if isinstance(shardings, jax.sharding.Sharding):
-        return jax.tree.map(lambda leaf: put_leaf(leaf, shardings), tree)
-    return jax.tree.map(put_leaf, tree, shardings)
 
 
 def put_leaf(leaf, sharding):
@@ -41,30 +26,3 @@ def fetched(array):
     from jax.experimental.multihost_utils import process_allgather
 
     return process_allgather(array, tiled=True)
-
-
-def rows_of_process(mesh, size):
-    """Which of the `size` rows of a batch this process's devices hold."""
-    shards = sharded(mesh).addressable_devices_indices_map((size,)).values()
-    return np.unique(np.concatenate([np.arange(size)[index] for (index,) in shards]))
-
-
-def put_rows(tree, mesh, size, axis=0):
-    """A batch of `size` rows on the devices; `tree` holds only the rows of this process."""
-    check_integers(tree, bits=64 if jax.config.jax_enable_x64 else 32)
-    sharding = sharded(mesh, axis)
-    if jax.process_count() == 1:
-        return jax.device_put(tree, sharding)
-    rows = rows_of_process(mesh, size)
-
-    def put_part(leaf):
-        def part(index):
-            start, stop, _ = index[axis].indices(size)
-            first = np.searchsorted(rows, start)
-            return leaf[(slice(None),) * axis + (slice(first, first + stop - start),)]
-
-        leaf = leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False)
-        shape = (*leaf.shape[:axis], size, *leaf.shape[axis + 1 :])
-        return jax.make_array_from_callback(shape, sharding, part)
-
-    return jax.tree.map(put_part, tree)

@@ -13,14 +13,16 @@ import re
 from typing import NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from training.devices import mesh as meshes
-from training.devices import placing
-from training.devices.mesh import AXES
+from data_loader.nest import check_integers
+from training.devices.mesh import AXES, mesh_on_paper, misfit
 from training.devices.options import check_sharding
+from training.devices.placing import put_leaf
 from utils import UserError, did_you_mean, is_stacked, map_named, match_rules, named_leaves
 
+BATCH = ("data", "fsdp")  # the axes of the mesh that a batch is sharded over
 SMALL = 2**10  # numbers: `fsdp` leaves such leaves whole, since each sharded one costs an exchange
 
 # What `tensor` shards: of two products in a row, the columns of the first and the rows of the
@@ -49,7 +51,7 @@ class Plan(NamedTuple):
             check_sharding(rules)
         except ValueError as error:
             raise UserError(str(error)) from error
-        return cls(meshes.mesh_on_paper(options), rules)
+        return cls(mesh_on_paper(options), rules)
 
     def fits(self):
         """Whether this machine has the devices of the mesh."""
@@ -59,34 +61,68 @@ class Plan(NamedTuple):
         """This Plan, or an error if this machine does not have its devices."""
         if not self.fits():
             shape = tuple(self.mesh.shape.values())
-            raise UserError(meshes.misfit(shape, jax.devices()))
+            raise UserError(misfit(shape, jax.devices()))
         return self
 
     @property
     def whole(self):
         """The sharding of an array that every device holds whole."""
-        return meshes.replicated(self.mesh)
+        return NamedSharding(self.mesh, PartitionSpec())
 
     def batch(self, axis=0):
         """The sharding of a batch, whose examples lie along one axis."""
-        return meshes.sharded(self.mesh, axis)
+        return NamedSharding(self.mesh, PartitionSpec(*(None,) * axis, BATCH))
+
+    @property
+    def parts_of_batch(self):
+        """Into how many parts a batch is cut; devices along the other axes hold the same part."""
+        return math.prod(self.mesh.shape[axis] for axis in BATCH)
 
     def check_batch(self, size, option):
         """Refuse a batch size, given by this option, that does not divide over the devices."""
-        meshes.check_divides(size, self.mesh, option)
+        parts = self.parts_of_batch
+        if size % parts:
+            raise UserError(
+                f"{option}: {size} examples do not divide over {parts} devices; "
+                f"use a multiple, such as {-(-size // parts) * parts}, or another mesh"
+            )
 
     def put(self, tree, shardings=None):
-        """A tree of host arrays on the devices; whole on each of them unless `shardings` are
-        given."""
-        return placing.put(tree, self.whole if shardings is None else shardings)
+        """A tree of host arrays on the devices; whole on each of them unless `shardings`, one or a
+        tree of them, are given. Each process has all the values."""
+        check_integers(tree, bits=64 if jax.config.jax_enable_x64 else 32)
+        shardings = self.whole if shardings is None else shardings
+        if jax.process_count() == 1:
+            return jax.device_put(tree, shardings)
+        if isinstance(shardings, jax.sharding.Sharding):
+            return jax.tree.map(lambda leaf: put_leaf(leaf, shardings), tree)
+        return jax.tree.map(put_leaf, tree, shardings)
+
+    def rows(self, size):
+        """Which rows of a batch of `size` this process reads: those that its devices hold."""
+        shards = self.batch().addressable_devices_indices_map((size,)).values()
+        return np.unique(np.concatenate([np.arange(size)[index] for (index,) in shards]))
 
     def put_batch(self, tree, size):
         """A batch of `size` rows on the devices; `tree` holds the rows that this process reads."""
-        return placing.put_rows(tree, self.mesh, size, axis=int(self.stacked))
+        check_integers(tree, bits=64 if jax.config.jax_enable_x64 else 32)
+        axis = int(self.stacked)
+        sharding = self.batch(axis)
+        if jax.process_count() == 1:
+            return jax.device_put(tree, sharding)
+        rows = self.rows(size)
 
-    def rows(self, size):
-        """Which rows of a batch of `size` this process reads."""
-        return placing.rows_of_process(self.mesh, size)
+        def put_part(leaf):
+            def part(index):
+                start, stop, _ = index[axis].indices(size)
+                first = np.searchsorted(rows, start)
+                return leaf[(slice(None),) * axis + (slice(first, first + stop - start),)]
+
+            leaf = leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False)
+            shape = (*leaf.shape[:axis], size, *leaf.shape[axis + 1 :])
+            return jax.make_array_from_callback(shape, sharding, part)
+
+        return jax.tree.map(put_part, tree)
 
     def cuts(self, params):
         """{name: the mesh axis or None for each axis of the leaf}, of params or of their shapes."""

@@ -101,19 +101,13 @@ def products(jaxpr):
             features = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
             total += 2 * size * math.prod(kernel) // features
         else:
-            inner = [products(each) for each in jaxprs_in(eqn.params)]
+            inner = [
+                products(each.jaxpr if isinstance(each, ClosedJaxpr) else each)
+                for each in jax.tree.leaves(eqn.params)
+                if isinstance(each, ClosedJaxpr | Jaxpr)
+            ]
             if name == "cond":  # only one branch runs; lax.platform_dependent is a cond, too
                 total += max(inner, default=0)
             else:
-                total += sum(inner) * eqn.params.get("length", 1) if inner else 0  # steps of a scan
+                total += sum(inner) * (eqn.params["length"] if name == "scan" else 1)
     return total
-
-
-def jaxprs_in(params):
-    """The jaxprs among the parameters of a primitive."""
-    for value in params.values():
-        for each in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(each, ClosedJaxpr):
-                yield each.jaxpr
-            elif isinstance(each, Jaxpr):
-                yield each

@@ -8,26 +8,16 @@ from inference.lowering.onnx_ops import (
     activations,
     attention,
     control,
-    conversions,
-    convolutions,
-    cumulative,
     elementwise,
-    gathering,
-    integers,
+    indexing,
     layers,
     products,
-    recurrent,
     reductions,
-    scattering,
     shapes,
-    sorting,
-    special,
-    windows,
 )
 
-WITH_LAYERS = [activations, attention, convolutions, layers, recurrent, reductions, windows]
-WITH_PRIMITIVES = [control, conversions, convolutions, cumulative, elementwise, gathering]
-WITH_PRIMITIVES += [integers, products, reductions, scattering, shapes, sorting, special, windows]
+WITH_LAYERS = [activations, attention, layers, products, reductions]
+WITH_PRIMITIVES = [control, elementwise, indexing, products, reductions, shapes]
 LAYERS = {name: function for file in WITH_LAYERS for name, function in file.LAYERS.items()}
 PRIMITIVES = {
     name: function for file in WITH_PRIMITIVES for name, function in file.PRIMITIVES.items()

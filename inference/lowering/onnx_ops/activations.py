@@ -2,6 +2,7 @@
 
 import math
 
+import jax
 import numpy as np
 
 from inference.lowering.onnx_ops.graph import stored_type
@@ -9,23 +10,35 @@ from inference.lowering.value import Value
 
 
 def in_result_type(function):
-    """The function for an x cast to the dtype of the result: JAX promotes integers."""
-    return lambda t, x, *args, **kwargs: function(t, t.cast(x, t.out[0].dtype), *args, **kwargs)
+    """The function for operands cast to the dtype of the result: JAX promotes integers."""
+
+    def promoting(t, *operands, **params):
+        def promoted(x):
+            return t.cast(x, t.out[0].dtype) if isinstance(x, Value) else x
+
+        return function(t, *jax.tree.map(promoted, operands), **params)
+
+    return promoting
+
+
+def node(op, **attributes):
+    """The function of an activation that is one node."""
+    return in_result_type(lambda t, x, **_: t.add(op, x, **attributes))
 
 
 def gelu(t, x):
     if t.opset >= 20 and x.dtype != np.float64:
         return t.Gelu(x)
-    normal = t.Add(erf(t, t.Mul(x, t.number(math.sqrt(0.5)))), t.number(1))
-    return t.Mul(t.Mul(x, t.number(0.5)), normal)
+    normal = t.Add(erf(t, t.Mul(x, math.sqrt(0.5))), 1.0)
+    return t.Mul(t.Mul(x, 0.5), normal)
 
 
 def gelu_tanh(t, x):
     if t.opset >= 20 and x.dtype != np.float64:
         return t.Gelu(x, approximate="tanh")
-    cubic = t.Add(x, t.Mul(t.Mul(t.Mul(x, x), x), t.number(0.044715)))
-    curve = t.Tanh(t.Mul(cubic, t.number(math.sqrt(2 / math.pi))))
-    return t.Mul(t.Mul(x, t.number(0.5)), t.Add(curve, t.number(1)))
+    cubic = t.Add(x, t.Mul(t.Mul(t.Mul(x, x), x), 0.044715))
+    curve = t.Tanh(t.Mul(cubic, math.sqrt(2 / math.pi)))
+    return t.Mul(t.Mul(x, 0.5), t.Add(curve, 1.0))
 
 
 def erf(t, x):
@@ -37,12 +50,8 @@ def erf(t, x):
 
 def leaky_relu(t, x, slope):
     if isinstance(slope, Value):  # a learned slope
-        return t.Where(t.GreaterOrEqual(x, t.number(0)), x, t.Mul(x, slope))
+        return t.Where(t.GreaterOrEqual(x, 0.0), x, t.Mul(x, slope))
     return t.LeakyRelu(x, alpha=float(slope))
-
-
-def hard_sigmoid(t, x):
-    return t.HardSigmoid(x, alpha=1 / 6, beta=0.5)
 
 
 def silu(t, x):
@@ -53,31 +62,31 @@ def logsumexp(t, x, axes):
     """The maximum is subtracted first: ONNX Runtime subtracts 0 instead if one number is -inf."""
     axes, limits = np.array(axes), np.finfo(stored_type(x.dtype))
     highest = t.ReduceMax(x, axes, keepdims=1)
-    bound = t.Clip(highest, t.number(limits.min), t.number(limits.max))
+    bound = t.Clip(highest, float(limits.min), float(limits.max))
     result = t.Add(t.ReduceLogSumExp(t.Sub(x, bound), axes, keepdims=1), bound)
     return t.Squeeze(result, axes)
 
 
 LAYERS = {
-    "relu": in_result_type(lambda t, x: t.Relu(x)),
+    "relu": node("Relu"),
     "leaky_relu": in_result_type(leaky_relu),
     "elu": in_result_type(lambda t, x, alpha: t.Elu(x, alpha=float(alpha))),
     "gelu": in_result_type(gelu),
     "gelu_tanh": in_result_type(gelu_tanh),
-    "sigmoid": in_result_type(lambda t, x: t.Sigmoid(x)),
+    "sigmoid": node("Sigmoid"),
     "silu": in_result_type(silu),
-    "hard_sigmoid": in_result_type(hard_sigmoid),
-    "hard_swish": in_result_type(lambda t, x: t.HardSwish(x)),
-    "tanh": in_result_type(lambda t, x, **_: t.Tanh(x)),
-    "softplus": in_result_type(lambda t, x: t.Softplus(x)),
-    "mish": in_result_type(lambda t, x: t.Mish(x)),
-    "softmax": in_result_type(lambda t, x: t.Softmax(x, axis=-1)),
-    "log_softmax": in_result_type(lambda t, x: t.LogSoftmax(x, axis=-1)),
+    "hard_sigmoid": node("HardSigmoid", alpha=1 / 6, beta=0.5),
+    "hard_swish": node("HardSwish"),
+    "tanh": node("Tanh"),
+    "softplus": node("Softplus"),
+    "mish": node("Mish"),
+    "softmax": node("Softmax", axis=-1),
+    "log_softmax": node("LogSoftmax", axis=-1),
     "softmax_along": lambda t, x, axis: t.Softmax(x, axis=axis),
     "log_softmax_along": lambda t, x, axis: t.LogSoftmax(x, axis=axis),
-    "relu6": lambda t, x: t.Clip(x, t.number(0), t.number(6)),
-    "hard_tanh": lambda t, x: t.Clip(x, t.number(-1), t.number(1)),
+    "relu6": lambda t, x: t.Clip(x, 0.0, 6.0),
+    "hard_tanh": lambda t, x: t.Clip(x, -1.0, 1.0),
     "logsumexp": logsumexp,
-    "selu": lambda t, x: t.Selu(x),
-    "soft_sign": lambda t, x: t.Softsign(x),
+    "selu": node("Selu"),
+    "soft_sign": node("Softsign"),
 }

@@ -4,18 +4,14 @@ import math
 
 import numpy as np
 
-from inference.lowering.onnx_ops.dims import is_number
+from inference.lowering.dims import is_number
+from inference.lowering.onnx_ops.activations import in_result_type
 from inference.lowering.onnx_ops.graph import stored_type
 from inference.lowering.value import Value, constant
 
 
 def attention(t, params, x, context=None, *, heads, causal, mask):
     context = x if context is None else context
-    dtype = t.out[0].dtype
-    params = {
-        name: {key: t.cast(value, dtype) for key, value in layer.items()}
-        for name, layer in params.items()
-    }
     # the Attention node gives nan where a mask leaves nothing to attend to
     if t.opset >= 23 and mask is None:
         q, k, v = (project(t, params[name], source) for name, source in sources(x, context))
@@ -74,7 +70,7 @@ def masked(t, scores, length, context_length, causal, mask, lowest=None):
     if mask is None:
         return scores
     lowest = np.finfo(stored_type(t.out[0].dtype)).min if lowest is None else lowest
-    return t.Where(mask, scores, t.number(lowest))
+    return t.Where(mask, scores, float(lowest))
 
 
 def earlier(t, length, context_length):
@@ -105,7 +101,7 @@ def weighted_mean(t, q, k, v, mask, bias, *, causal, scale, lowest):
 def product(t, q, k, scale):
     """The scaled product of queries, (B, K, T, D), and keys, (B, S, K, D). ONNX Runtime computes it
     in one node, with the transposition of the keys' last two axes."""
-    q = q if scale == 1 else t.Mul(q, t.number(scale))
+    q = q if scale == 1 else t.Mul(q, float(scale))
     return t.MatMul(q, t.transpose(k, (0, 2, 3, 1)))
 
 
@@ -140,7 +136,7 @@ def attend(t, q, k, v, mask, *, causal):
 
 
 LAYERS = {
-    "attention": attention,
+    "attention": in_result_type(attention),
     "attend": attend,
     "weighted_mean": weighted_mean,
     "write": write,

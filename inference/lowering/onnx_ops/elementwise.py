@@ -1,12 +1,23 @@
-"""Elementwise ops. Their operands have one dtype and broadcast."""
+"""Elementwise ops: arithmetic, comparisons, bits, conversions and special functions.
+
+Their operands have one dtype and broadcast. The special functions that ONNX lacks are computed with
+the polynomials of XLA.
+"""
 
 import math
 
 import jax
 import numpy as np
 
+from inference.lowering.approximations import (
+    ERF_INV_ABOVE_5,
+    ERF_INV_BELOW_5,
+    ERFC_ABOVE_2,
+    ERFC_BELOW_2,
+)
+from inference.lowering.dims import is_number
 from inference.lowering.onnx_ops.activations import erf
-from inference.lowering.onnx_ops.graph import stored_type
+from inference.lowering.onnx_ops.graph import stored_type, tensor_type
 from inference.lowering.value import Value
 from inference.lowering.walk import op_name
 from model.layers.op import marked_p
@@ -46,11 +57,10 @@ def never_in_float64(function):
     """The function in float32 where the result is float64, which ONNX Runtime's node lacks."""
 
     def narrow(t, *operands, **params):
-        aval = t.out[0]
-        if aval.dtype != np.float64:
+        if t.out[0].dtype != np.float64:
             return function(t, *operands, **params)
-        t.out = [jax.ShapeDtypeStruct(aval.shape, np.float32)]
-        return t.to(function(t, *operands, **params), np.float64)
+        narrow_t = t.with_results([jax.ShapeDtypeStruct(t.out[0].shape, np.float32)])
+        return t.to(function(narrow_t, *operands, **params), np.float64)
 
     return narrow
 
@@ -204,7 +214,7 @@ def rounded(t, x, *, rounding_method, **_):
     if int(rounding_method) == 1:
         return t.Round(x)  # half to even
     whole = t.Mul(t.Sign(x), t.Floor(t.Abs(x)))  # adding 0.5 first would round large numbers
-    is_near = t.Less(t.Abs(t.Sub(x, whole)), t.number(0.5))
+    is_near = t.Less(t.Abs(t.Sub(x, whole)), 0.5)
     return t.Where(is_near, whole, t.Add(whole, t.Sign(x)))
 
 
@@ -224,34 +234,34 @@ def is_sigmoid(eqn):
 
 def log1p(t, x, **_):
     """2 atanh(x / (2 + x)) near 0, where 1 + x would round x away."""
-    near = t.Mul(t.Atanh(t.Div(x, t.Add(x, t.number(2)))), t.number(2))
-    return t.Where(t.Less(t.Abs(x), t.number(0.5)), near, t.Log(t.Add(x, t.number(1))))
+    near = t.Mul(t.Atanh(t.Div(x, t.Add(x, 2.0))), 2.0)
+    return t.Where(t.Less(t.Abs(x), 0.5), near, t.Log(t.Add(x, 1.0)))
 
 
 def expm1(t, x, **_):
     """2 h / (1 - h) with h = tanh(x / 2) near 0, where exp(x) - 1 would round x away."""
-    half = t.Tanh(t.Mul(x, t.number(0.5)))
-    near = t.Div(t.Add(half, half), t.Sub(t.number(1), half))
-    return t.Where(t.Less(t.Abs(x), t.number(0.5)), near, t.Sub(t.Exp(x), t.number(1)))
+    half = t.Tanh(t.Mul(x, 0.5))
+    near = t.Div(t.Add(half, half), t.Sub(1.0, half))
+    return t.Where(t.Less(t.Abs(x), 0.5), near, t.Sub(t.Exp(x), 1.0))
 
 
 def cube_root(t, x, **_):
-    return t.Mul(t.Sign(x), t.Pow(t.Abs(x), t.number(1 / 3)))
+    return t.Mul(t.Sign(x), t.Pow(t.Abs(x), 1 / 3))
 
 
 def atan2(t, y, x, **_):
     """The angle of the point (|x|, |y|), reflected to the quadrant of (x, y)."""
     rise, run = t.Abs(y), t.Abs(x)
-    slope = t.Where(t.Equal(rise, run), t.number(1), t.Div(rise, run))  # inf / inf would be nan
-    is_origin = t.Equal(t.Add(rise, run), t.number(0))
-    angle = t.Atan(t.Where(is_origin, t.number(0), slope))
-    angle = t.Where(has_minus(t, x), t.Sub(t.number(math.pi), angle), angle)
+    slope = t.Where(t.Equal(rise, run), 1.0, t.Div(rise, run))  # inf / inf would be nan
+    is_origin = t.Equal(t.Add(rise, run), 0.0)
+    angle = t.Atan(t.Where(is_origin, 0.0, slope))
+    angle = t.Where(has_minus(t, x), t.Sub(math.pi, angle), angle)
     return t.Where(has_minus(t, y), t.Neg(angle), angle)
 
 
 def has_minus(t, x):
     """Whether x is less than 0, or -0."""
-    return t.Less(t.Where(t.Equal(x, t.number(0)), t.Reciprocal(x), x), t.number(0))
+    return t.Less(t.Where(t.Equal(x, 0.0), t.Reciprocal(x), x), 0.0)
 
 
 # primitives that are one node of the same name
@@ -259,6 +269,131 @@ SAME_NAME = """
     add sub mul abs neg sign exp sqrt
     sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh ceil floor
 """
+
+
+def bitwise(logical, op):
+    """`logical` for booleans, `op` for integers."""
+
+    def function(t, *operands, **_):
+        return t.add(logical if operands[0].dtype == bool else op, *operands)
+
+    return function
+
+
+def shift(direction):
+    """ONNX shifts unsigned integers only."""
+
+    def function(t, x, count, **_):
+        unsigned = np.dtype(f"uint{max(32, 8 * x.dtype.itemsize)}")
+        same_size = np.dtype(f"uint{8 * x.dtype.itemsize}")
+        bits = t.cast(t.cast(x, same_size), unsigned)
+        return t.to(t.BitShift(bits, t.cast(count, unsigned), direction=direction), t.out[0].dtype)
+
+    return function
+
+
+def shift_right_arithmetic(t, x, count, **_):
+    """Shifts the complement of a negative number, so that it keeps its sign."""
+    if x.dtype.kind == "u":
+        return shift("RIGHT")(t, x, count)
+    wider = t.cast(x, np.int64)
+    is_negative = t.Less(wider, np.int64(0))
+    positive = t.Where(is_negative, t.BitwiseNot(wider), wider)
+    bits = t.to(positive, np.uint64)
+    shifted = t.to(t.BitShift(bits, t.cast(count, np.uint64), direction="RIGHT"), np.int64)
+    return t.to(t.Where(is_negative, t.BitwiseNot(shifted), shifted), t.out[0].dtype)
+
+
+def population_count(t, x, **_):
+    """The sum of all bits, each shifted to the lowest position."""
+    size = 8 * x.dtype.itemsize
+    bits = t.to(t.cast(x, np.dtype(f"uint{size}")), np.uint64)
+    bits = t.Unsqueeze(bits, np.array([-1]))
+    shifted = t.BitShift(bits, np.arange(size, dtype=np.uint64), direction="RIGHT")
+    ones = t.to(t.BitwiseAnd(shifted, np.uint64(1)), np.int64)
+    return t.to(t.ReduceSum(ones, np.array([-1]), keepdims=0), t.out[0].dtype)
+
+
+def convert(t, x, *, new_dtype, **_):
+    dtype = np.dtype(t.checked(new_dtype))
+    if dtype.kind == "b":
+        return t.Not(t.Equal(x, np.zeros((), stored_type(x.dtype))))
+    if dtype.kind in "iu" and x.dtype.kind not in "biu":
+        return to_integer(t, x, dtype)
+    return t.cast(x, dtype)
+
+
+def to_integer(t, x, dtype):
+    """Clamps to the range of the integer, and nan to 0; Cast leaves both undefined."""
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    exact = np.dtype(np.float32 if dtype.itemsize < 4 else np.float64)
+    x = t.cast(x, exact)
+    x = t.Where(t.IsNaN(x), np.zeros((), exact), x)
+    if dtype.itemsize < 8:
+        return t.to(t.Min(t.Max(x, exact.type(low)), exact.type(high)), dtype)
+    end = exact.type(2.0 ** (63 if dtype.kind == "i" else 64))  # high + 1: high is not a float64
+    inside = t.to(t.Min(t.Max(x, exact.type(low)), np.nextafter(end, 0)), dtype)
+    # Where is computed in int64, which it supports
+    highest = np.asarray(high, dtype).astype(np.int64)
+    return t.to(t.Where(t.GreaterOrEqual(x, end), highest, t.to(inside, np.int64)), dtype)
+
+
+def reduce_precision(t, x, *, exponent_bits, mantissa_bits):
+    """Casts to a dtype with these bits and back; subnormal numbers become 0, as in JAX."""
+    narrow = {(5, 10): np.float16, (8, 7): jax.numpy.bfloat16}.get((exponent_bits, mantissa_bits))
+    if narrow is None:
+        t.refuse("reduce_precision", f"to {exponent_bits} and {mantissa_bits} bits")
+    rounded = t.to(t.add("Cast", x, to=tensor_type(narrow)), x.dtype)
+    if exponent_bits == 8:
+        return rounded
+    smallest = np.asarray(np.finfo(narrow).tiny, stored_type(x.dtype))
+    is_normal = t.GreaterOrEqual(t.Abs(rounded), smallest)
+    return t.Where(t.Or(is_normal, t.IsNaN(rounded)), rounded, t.Mul(x, 0.0))
+
+
+def polynomial(t, x, coefficients):
+    """Horner's rule; the highest power comes first."""
+    total = coefficients[0]
+    for coefficient in coefficients[1:]:
+        total = t.Add(t.Mul(total, x), coefficient)
+    return total
+
+
+def erfc(t, x, **_):
+    """Not computed as 1 - erf(x) for a large x, where the difference would be rounded to 0."""
+    size = t.Max(t.Abs(x), 1.0)
+    inverse = t.Reciprocal(size)
+    y = t.Mul(inverse, inverse)
+    series = t.Where(
+        t.Less(size, 2.0), polynomial(t, y, ERFC_BELOW_2), polynomial(t, y, ERFC_ABOVE_2)
+    )
+    tail = t.Mul(t.Mul(t.Exp(t.Neg(t.Mul(size, size))), inverse), series)
+    far = t.Where(t.Less(x, 0.0), t.Sub(2.0, tail), tail)
+    return t.Where(t.Less(t.Abs(x), 1.0), t.Sub(1.0, t.Erf(x)), far)
+
+
+def erf_inv(t, x, **_):
+    w = t.Neg(t.Log(t.Mul(t.Sub(1.0, x), t.Add(1.0, x))))
+    below = polynomial(t, t.Sub(w, 2.5), ERF_INV_BELOW_5)
+    above = polynomial(t, t.Sub(t.Sqrt(t.Max(w, 5.0)), 3.0), ERF_INV_ABOVE_5)
+    result = t.Mul(x, t.Where(t.Less(w, 5.0), below, above))
+    return t.Where(t.Equal(t.Abs(x), 1.0), t.Mul(x, np.inf), result)
+
+
+def real_dft(t, x, **_):
+    """A DFT node, whose numbers have their two parts in the last axis and at least one axis before
+    the one that it transforms."""
+    if not is_number(x.shape[-1]):
+        t.refuse("fft", "over a free axis")
+    axes = np.array([0, -1] if len(x.shape) == 1 else [-1], np.int64)
+    numbers = t.Unsqueeze(x, axes)
+    if t.opset >= 20:
+        y = t.DFT(numbers, None, np.int64(-2), onesided=1)
+    else:
+        y = t.DFT(numbers, axis=max(len(x.shape) - 1, 1), onesided=1)
+    return t.Squeeze(y, axes[:1]) if len(x.shape) == 1 else y
+
+
 PRIMITIVES = {
     **{name: node(name.capitalize()) for name in SAME_NAME.split()},
     "add_any": node("Add"),
@@ -284,11 +419,24 @@ PRIMITIVES = {
     "is_finite": is_finite,
     "round": rounded,
     "rsqrt": lambda t, x, **_: t.Reciprocal(t.Sqrt(x)),
-    "exp2": lambda t, x, **_: t.Pow(t.number(2), x),
+    "exp2": lambda t, x, **_: t.Pow(2.0, x),
     "erf": lambda t, x, **_: erf(t, x),
     "log": log,
     "log1p": log1p,
     "expm1": expm1,
     "cbrt": cube_root,
     "atan2": atan2,
+    "and": bitwise("And", "BitwiseAnd"),
+    "or": bitwise("Or", "BitwiseOr"),
+    "xor": bitwise("Xor", "BitwiseXor"),
+    "not": bitwise("Not", "BitwiseNot"),
+    "shift_left": shift("LEFT"),
+    "shift_right_logical": shift("RIGHT"),
+    "shift_right_arithmetic": shift_right_arithmetic,
+    "population_count": population_count,
+    "convert_element_type": convert,
+    "reduce_precision": reduce_precision,
+    "erfc": erfc,
+    "erf_inv": erf_inv,
+    "real_dft": never_in_float64(real_dft),
 }

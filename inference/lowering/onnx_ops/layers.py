@@ -1,16 +1,16 @@
-"""Linear layers, embeddings and normalizations, each as one node where ONNX has it."""
+"""Linear and recurrent layers, embeddings and normalizations, as one node where ONNX has it."""
 
 import math
 
 import numpy as np
 
+from inference.lowering.dims import is_number, is_positive
+from inference.lowering.onnx_ops.activations import in_result_type
 from inference.lowering.onnx_ops.graph import stored_type
 from inference.lowering.value import constant
 
 
 def linear(t, params, x):
-    dtype = t.out[0].dtype
-    x, params = t.cast(x, dtype), {name: t.cast(value, dtype) for name, value in params.items()}
     if "bias" not in params:
         return t.MatMul(x, params["weight"])
     if len(x.shape) == 2:
@@ -25,9 +25,7 @@ def linears(t, layers, x):
 
 def unembedding(t, params, x):
     """The table is transposed in the file's graph, since `embedding` reads it as it is."""
-    dtype = t.out[0].dtype
-    table = t.Transpose(t.cast(params["weight"], dtype), perm=(1, 0))
-    return t.MatMul(t.cast(x, dtype), table)
+    return t.MatMul(x, t.Transpose(params["weight"], perm=(1, 0)))
 
 
 def embedding(t, params, ids):
@@ -37,7 +35,7 @@ def embedding(t, params, ids):
     ids = ids if ids.dtype in (np.int32, np.int64) else t.cast(ids, np.int64)
     possible = t.Clip(ids, *(np.asarray(end, ids.dtype) for end in (0, count - 1)))
     inside = t.Unsqueeze(t.Equal(ids, possible), np.array([-1]))
-    return t.Where(inside, t.Gather(weight, possible, axis=0), t.number(np.nan))
+    return t.Where(inside, t.Gather(weight, possible, axis=0), np.nan)
 
 
 def in_float32(function):
@@ -92,13 +90,78 @@ def by_statistics(t, params, statistics, x, *, eps):
     return t.Add(t.Mul(t.Sub(x, mean), factor), bias)
 
 
+# The indices of this project's gates, in ONNX's order.
+LSTM, GRU = (0, 3, 1, 2), (1, 0, 2)
+
+
+def lstm(t, params, x, lengths, *, reverse):
+    return recurrent(t, "LSTM", LSTM, params, x, lengths, reverse)
+
+
+def gru(t, params, x, lengths, *, reverse):
+    # The reset gate comes after the product, as in model/layers/recurrent.py.
+    return recurrent(t, "GRU", GRU, params, x, lengths, reverse, linear_before_reset=1)
+
+
+def recurrent(t, op, order, params, x, lengths, reverse, **attributes):
+    """(the outputs of all steps, those after the last step). ONNX Runtime has float32 and float64
+    only, and refuses lengths beyond the sequence."""
+    dtype, out = np.promote_types(stored_type(x.dtype), np.float32), t.out[0].dtype
+    weight, bias = (t.cast(params["input"][name], dtype) for name in ("weight", "bias"))
+    hidden, steps = t.cast(params["hidden"]["weight"], dtype), x.shape[1]
+    dim = hidden.shape[0]
+    zeros = np.zeros((1, len(order) * dim), dtype)  # of the products of the state
+    if "candidate" in params:
+        own = rows(t, t.cast(params["candidate"]["bias"], dtype), (0,))
+        other = t.Concat(zeros[:, dim:], own, axis=1)
+    else:
+        other = zeros
+    most = np.int32(steps) if is_number(steps) else free_length(t, steps)
+    if lengths is not None:
+        lengths = t.Clip(t.cast(lengths, np.int32), np.int32(0), most)
+    elif not is_positive(steps):  # without lengths, a GRU of no steps ends the process
+        lengths = t.Expand(most, t.shape(x.shape[:1]))
+    y, last = t.add(
+        op,
+        t.transpose(t.cast(x, dtype), (1, 0, 2)),
+        rows(t, weight, order),
+        rows(t, hidden, order),
+        t.Concat(rows(t, bias, order), other, axis=1),
+        lengths,
+        outputs=2,
+        hidden_size=dim,
+        direction="reverse" if reverse else "forward",
+        **attributes,
+    )
+    y = t.Transpose(t.Squeeze(y, np.array([1])), perm=(1, 0, 2))  # (T, 1, B, D) -> (B, T, D)
+    results = [y, t.Squeeze(last, np.array([0]))]
+    return [t.to(each, out) for each in results] if out != dtype else results
+
+
+def free_length(t, steps):
+    """A free size as the int32 number that Clip takes."""
+    return t.to(t.Squeeze(t.size(steps), np.array([0])), np.int32)
+
+
+def rows(t, value, order):
+    """A weight (in, gates * D) as ONNX has it, (1, gates * D, in); a bias (gates * D,) as a row."""
+    gates = value.shape[-1] // len(order)
+    chosen = np.concatenate([np.arange(i * gates, (i + 1) * gates) for i in order])
+    if value.constant:
+        return constant(np.take(value.data, chosen, -1).T[None], value.name)
+    turned = t.transpose(value, tuple(range(len(value.shape)))[::-1])
+    return t.Unsqueeze(t.Gather(turned, chosen, axis=0), np.array([0]))
+
+
 LAYERS = {
-    "linear": linear,
-    "linears": linears,
+    "linear": in_result_type(linear),
+    "linears": in_result_type(linears),
     "embedding": embedding,
-    "unembedding": unembedding,
+    "unembedding": in_result_type(unembedding),
     "layer_norm": in_float32(layer_norm),
     "rms_norm": in_float32(rms_norm),
     "group_norm": in_float32(group_norm),
     "by_statistics": in_float32(by_statistics),
+    "lstm": lstm,
+    "gru": gru,
 }

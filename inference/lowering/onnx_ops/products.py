@@ -1,8 +1,23 @@
-"""Products of arrays over any of their axes."""
+"""Matrix products, convolutions and pooling.
+
+ONNX puts the channels of an image before its spatial axes, our layers put them last.
+"""
+
+import itertools
 
 import numpy as np
+from jax import lax
 
-from inference.lowering.onnx_ops.dims import product
+from inference.lowering.dims import is_number, product
+from inference.lowering.onnx_ops.activations import in_result_type
+from inference.lowering.onnx_ops.elementwise import PRIMITIVES as ELEMENTWISE
+from inference.lowering.onnx_ops.elementwise import never_in_float64
+from inference.lowering.onnx_ops.reductions import highest, lowest
+from inference.lowering.onnx_ops.shapes import cut, pad
+from inference.lowering.trimming import trimmed
+from inference.lowering.value import Value, constant
+from model.layers.conv import pair, resolve_padding
+from model.layers.pool import geometry
 
 
 def dot_general(t, x, y, *, dimension_numbers, preferred_element_type=None, **_):
@@ -51,4 +66,259 @@ def matrices(t, x, shared, rows, columns):
     return t.reshape(matrix, shape)
 
 
-PRIMITIVES = {"dot_general": dot_general}
+def conv2d(t, params, x, *, stride, padding, dilation):
+    weight, stride, dilation = params["weight"], pair(stride), pair(dilation)
+    groups = x.shape[-1] // weight.shape[2]
+    pads = resolve_padding(padding, x.shape[1:3], weight.shape[:2], stride, dilation)
+    if weight.constant:
+        taps, pads = trimmed(weight.data, x.shape[1:3], stride, pads, dilation)
+        weight = constant(taps, weight.name)
+    geometry = {"window": weight.shape[:2], "stride": stride, "dilation": dilation}
+    x, padding = padded(t, x, pads, (1, 2), **geometry)
+    product = as_product(t, x, weight, stride, padding, groups)
+    if product:
+        return t.Add(product, params["bias"]) if "bias" in params else product
+    y = t.Conv(
+        t.transpose(x, (0, 3, 1, 2)),
+        t.transpose(weight, (3, 2, 0, 1)),
+        params.get("bias"),
+        **padding,
+        strides=stride,
+        dilations=dilation,
+        group=groups,
+        kernel_shape=weight.shape[:2],
+    )
+    return t.transpose(y, (0, 2, 3, 1))
+
+
+def as_product(t, x, weight, stride, padding, groups):
+    """A 1x1 convolution as a product, which leaves the channels last; None where it is larger."""
+    if weight.shape[:2] != (1, 1) or stride != (1, 1) or any(padding.get("pads", [1])):
+        return None
+    if groups == x.shape[-1] == weight.shape[-1]:
+        return t.Mul(x, t.reshape(weight, weight.shape[3:]))
+    # between convolutions a Conv is better: it needs no transposition of its input
+    if groups > 1 or t.tensor(x) in t.transposed:
+        return None
+    return t.MatMul(x, t.reshape(weight, weight.shape[2:]))
+
+
+def conv_general_dilated(
+    t,
+    x,
+    weight,
+    *,
+    dimension_numbers,
+    padding,
+    window_strides,
+    lhs_dilation,
+    rhs_dilation,
+    **params,
+):
+    numbers, dtype, groups = dimension_numbers, t.out[0].dtype, params["feature_group_count"]
+    if not is_number(params["batch_group_count"]):
+        t.refuse("conv_general_dilated", "in groups of a free batch")
+    x, weight = t.cast(x, dtype), t.cast(weight, dtype)
+    kernels = channels_first(t, weight, numbers.rhs_spec)
+    is_dilated = any(s > 1 for s in lhs_dilation)
+    if is_dilated and set(window_strides) == {1} and params["batch_group_count"] == 1:
+        x = t.transpose(x, numbers.lhs_spec)
+        y = transposed_convolution(t, x, kernels, groups, lhs_dilation, padding, rhs_dilation)
+        return t.transpose(y, np.argsort(numbers.out_spec))
+    if is_dilated or min(map(least, padding), default=0) < 0:
+        x = dilated_and_cut(t, x, numbers.lhs_spec, lhs_dilation, padding)
+        padding = [(max(low, 0), max(high, 0)) for low, high in padding]
+    window = [weight.shape[axis] for axis in numbers.rhs_spec[2:]]
+    geometry = {"window": window, "stride": window_strides, "dilation": rhs_dilation}
+    x, pads = padded(t, x, padding, numbers.lhs_spec[2:], **geometry)
+    shape = [x.shape[axis] for axis in numbers.lhs_spec]
+    x = t.transpose(x, numbers.lhs_spec)
+    if params["batch_group_count"] > 1:
+        groups = params["batch_group_count"]
+        x = batch_to_channels(t, x, groups, shape)
+    y = t.Conv(x, kernels, strides=window_strides, dilations=rhs_dilation, group=groups, **pads)
+    return t.transpose(y, np.argsort(numbers.out_spec))
+
+
+def padded(t, x, pads, axes, window, stride, dilation):
+    """(x, the attributes for its padding along these axes); x is padded where no attribute can.
+
+    The padding of a free size is computed while the model runs: by the node itself where it is
+    that of SAME.
+    """
+    pads = tuple(map(tuple, pads))
+    if all(isinstance(p, int | np.integer) for pair in pads for p in pair):
+        return x, {"pads": onnx_pads(pads)}
+    sizes = [x.shape[axis] for axis in axes]
+    reach = [(k - 1) * d + 1 for k, d in zip(window, dilation, strict=True)]
+    is_same = pads == tuple(lax.padtype_to_pads(sizes, reach, stride, "SAME"))
+    if is_same and set(dilation) == {1}:
+        return x, {"auto_pad": "SAME_UPPER"}
+    config = [(0, 0, 0)] * len(x.shape)
+    for axis, (low, high) in zip(axes, pads, strict=True):
+        config[axis] = (low, high, 0)
+    shape = [n + low + high for n, (low, high, _) in zip(x.shape, config, strict=True)]
+    x = Value(t.tensor(pad(t, x, np.zeros((), x.dtype), padding_config=config)), shape, x.dtype)
+    return x, {"pads": [0] * (2 * len(axes))}
+
+
+def least(pads):
+    """The smallest number of a pair of pads; a padding of a free size is at least 0."""
+    return min((p for p in pads if isinstance(p, int | np.integer)), default=0)
+
+
+def channels_first(t, weight, spec):
+    """The weight as (out, in, kernel...)."""
+    aval = Value("", [weight.shape[axis] for axis in spec], weight.dtype)
+    return t.walk.value(t.transpose(weight, spec), aval)
+
+
+def dilated_and_cut(t, x, spec, dilation, padding):
+    """x with zeros between its numbers, and without what a negative padding cuts off."""
+    config = [(0, 0, 0)] * len(x.shape)
+    for axis, step, (low, high) in zip(spec[2:], dilation, padding, strict=True):
+        config[axis] = (least((low, 0)), least((high, 0)), step - 1)
+    sizes = list(x.shape)
+    for axis, (low, high, between) in enumerate(config):
+        sizes[axis] += (sizes[axis] - 1) * between + low + high if any(config[axis]) else 0
+    padded = pad(t, x, np.zeros((), x.dtype), padding_config=config)
+    return Value(t.tensor(padded), sizes, x.dtype)
+
+
+def transposed_convolution(t, x, kernels, groups, stride, padding, dilation):
+    """A convolution of a dilated input: a ConvTranspose with flipped kernels."""
+    out, channels, *sizes = kernels.shape
+    spatial = range(3, 3 + len(sizes))
+    flipped = reversed_axes(t, kernels, range(2, 2 + len(sizes)))
+    grouped = t.reshape(flipped, (groups, out // groups, channels, *sizes))
+    aval = Value("", (groups, out // groups, channels, *sizes), kernels.dtype)
+    grouped = t.transpose(t.walk.value(grouped, aval), (0, 2, 1, *spatial))
+    weight = t.reshape(grouped, (groups * channels, out // groups, *sizes))
+    reach = [(size - 1) * d for size, d in zip(sizes, dilation, strict=True)]
+    pads = np.array([(r - low, r - high) for r, (low, high) in zip(reach, padding, strict=True)])
+    cut, empty = np.maximum(pads, 0), np.maximum(-pads, 0)  # no input reaches the empty rim
+    y = t.ConvTranspose(
+        x, weight, strides=stride, dilations=dilation, group=groups, pads=onnx_pads(cut)
+    )
+    if not empty.any():
+        return y
+    return t.Pad(y, np.array([0, 0, *empty[:, 0], 0, 0, *empty[:, 1]], np.int64))
+
+
+def reversed_axes(t, x, axes):
+    if x.constant:
+        return constant(np.flip(x.data, tuple(axes)), x.name)
+    return Value(t.table["rev"](t, x, dimensions=tuple(axes)), x.shape, x.dtype)
+
+
+def batch_to_channels(t, x, groups, shape):
+    """Groups of examples as groups of channels."""
+    batch, channels, *sizes = shape
+    x = t.reshape(x, (groups, batch // groups, channels, *sizes))
+    x = t.transpose(x, (1, 0, *range(2, 3 + len(sizes))))
+    return t.reshape(x, (batch // groups, groups * channels, *sizes))
+
+
+def onnx_pads(pads):
+    """((low, high), ...) as [low, ..., high, ...]."""
+    return [int(low) for low, _ in pads] + [int(high) for _, high in pads]
+
+
+def max_pool(t, x, window, *, stride, padding):
+    window, stride, pads = geometry(x, window, stride, padding)
+    return pooled(t, "MaxPool", x, (1, 2), window, stride, pads)
+
+
+def avg_pool(t, x, window, *, stride, padding):
+    """The mean of the pixels in each window, without the padding."""
+    window, stride, pads = geometry(x, window, stride, padding)
+    return pooled(t, "AveragePool", x, (1, 2), window, stride, pads)
+
+
+def pooled(t, op, x, axes, window, stride, pads, **attributes):
+    """A pooling node over these axes, which ONNX puts last, after exactly two others."""
+    if any(pad >= size for size, pair in zip(window, pads, strict=True) for pad in pair):
+        t.refuse(op, "with a padding as large as its window")
+    others = [axis for axis in range(len(x.shape)) if axis not in axes]
+    order = (*others, *axes)
+    x, padding = padded(t, x, pads, axes, window, stride, (1,) * len(axes))
+    attributes |= {"kernel_shape": window, "strides": stride, **padding}
+    y = t.add(op, t.transpose(x, order), **attributes)
+    return t.transpose(y, np.argsort(order))
+
+
+def window_op(op, combine, start):
+    """A reduction over windows: one node where ONNX has it, else one slice per offset."""
+
+    def function(
+        t, x, *, window_dimensions, window_strides, padding, base_dilation, window_dilation
+    ):
+        per_window = (window_dimensions, window_strides, padding)
+        dilation = (base_dilation, window_dilation)
+        is_plain = set(base_dilation) == set(window_dilation) == {1} and x.dtype == np.float32
+        per_axis = enumerate(zip(*per_window, strict=True))
+        axes = [axis for axis, values in per_axis if values != (1, 1, (0, 0))]
+        has_node = op and is_plain and 0 < len(axes) == len(x.shape) - 2
+        if has_node and is_allowed(window_dimensions, padding, x.shape, window_strides):
+            window, stride, pads = ([values[a] for a in axes] for values in per_window)
+            return one_node(t, op, x, axes, window, stride, pads)
+        return by_slices(t, combine, start(x.dtype), x, *per_window, *dilation)
+
+    return function
+
+
+def is_allowed(window, padding, sizes, strides):
+    """Whether every padding is smaller than its window, which ONNX Runtime requires.
+
+    The padding of a free size must be that of SAME, which a node can compute.
+    """
+    if not all(isinstance(p, int | np.integer) for pads in padding for p in pads):
+        return tuple(map(tuple, padding)) == tuple(
+            lax.padtype_to_pads(sizes, window, strides, "SAME")
+        )
+    return all(0 <= p < size for size, pads in zip(window, padding, strict=True) for p in pads)
+
+
+def one_node(t, op, x, axes, window, stride, pads):
+    if op == "MaxPool":
+        return pooled(t, op, x, axes, window, stride, pads)
+    mean = pooled(t, op, x, axes, window, stride, pads, count_include_pad=1)
+    return t.Mul(mean, np.asarray(np.prod(window), x.dtype))
+
+
+def by_slices(t, combine, start, x, window, strides, padding, base_dilation, window_dilation):
+    """A combination of strided slices, one for each offset in the window."""
+    dilated = zip(padding, base_dilation, strict=True)
+    config = [(low, high, base - 1) for (low, high), base in dilated]
+    sizes = [
+        size + (size - 1) * between + low + high
+        for size, (low, high, between) in zip(x.shape, config, strict=True)
+    ]
+    padded = pad(t, x, constant(start), padding_config=config)
+    padded = Value(t.tensor(padded), sizes, x.dtype)
+    reach = [(size - 1) * dilation for size, dilation in zip(window, window_dilation, strict=True)]
+    total = None
+    for offset in itertools.product(*map(range, window)):
+        low = [o * dilation for o, dilation in zip(offset, window_dilation, strict=True)]
+        high = [size - r + o for size, r, o in zip(sizes, reach, low, strict=True)]
+        part = cut(t, padded, start_indices=low, limit_indices=high, strides=strides)
+        part = Value(t.tensor(part), t.out[0].shape, x.dtype)
+        if total is not None:
+            result = ELEMENTWISE[combine](t, total, part)
+            part = Value(result, t.out[0].shape, x.dtype)
+        total = part
+    return total
+
+
+LAYERS = {
+    "conv2d": never_in_float64(in_result_type(conv2d)),
+    "max_pool": max_pool,
+    "avg_pool": never_in_float64(in_result_type(avg_pool)),
+}
+PRIMITIVES = {
+    "dot_general": dot_general,
+    "conv_general_dilated": never_in_float64(conv_general_dilated),
+    "reduce_window_max": window_op("MaxPool", "max", lowest),
+    "reduce_window_min": window_op(None, "min", highest),
+    "reduce_window_sum": window_op("AveragePool", "add", lambda dtype: np.zeros((), dtype)),
+}

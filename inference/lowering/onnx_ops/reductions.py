@@ -1,9 +1,10 @@
-"""Reductions of an array along its axes."""
+"""Reductions, cumulative ops, and sorting with TopK, which keeps equal numbers in their order."""
 
 import numpy as np
 
-from inference.lowering.onnx_ops.dims import is_number
-from inference.lowering.onnx_ops.elementwise import WIDER
+from inference.lowering.dims import is_number
+from inference.lowering.onnx_ops.activations import in_result_type
+from inference.lowering.onnx_ops.elementwise import WIDER, extreme, wide
 from inference.lowering.value import Value, is_one
 
 
@@ -38,7 +39,7 @@ def over(t, op, x, axes):
     return t.add(op, x, np.array(sorted(axes), np.int64), keepdims=0)
 
 
-def extreme(op):
+def extreme_along_axes(op):
     """The largest or smallest number. ONNX Runtime compares the lower halves of int64 as if they
     had signs, but not in TopK."""
 
@@ -96,19 +97,106 @@ def global_max_pool(t, x):
 
 
 def global_avg_pool(t, x):
-    return mean(t, t.cast(x, t.out[0].dtype), (1, 2))
+    return mean(t, x, (1, 2))
 
 
-LAYERS = {"global_max_pool": global_max_pool, "global_avg_pool": global_avg_pool}
+def lowest(dtype):
+    return np.asarray(-np.inf if dtype.kind in "fV" else np.iinfo(dtype).min, dtype)
+
+
+def highest(dtype):
+    return np.asarray(np.inf if dtype.kind in "fV" else np.iinfo(dtype).max, dtype)
+
+
+def cumsum(t, x, *, axis, reverse, **_):
+    return wide(t, lambda a: t.CumSum(a, np.asarray(axis, np.int64), reverse=int(reverse)), x)
+
+
+def cumulative(combine, start):
+    """A cumulative op in log2(n) steps, each of which doubles how far every total reaches back."""
+
+    def function(t, x, *, axis, reverse, **_):
+        size, reach, dtype = x.shape[axis], 1, x.dtype
+        if not is_number(size):
+            t.refuse("a cumulative op", "over a free axis" if axis else "over the batch")
+        x = t.cast(x, WIDER.get(dtype.name, dtype))
+        while reach < size:
+            before = shifted(t, x, start(x.dtype), axis, reach, reverse)
+            x = Value(combine(t, x, before), x.shape, x.dtype)
+            reach *= 2
+        return t.cast(x, dtype)
+
+    return function
+
+
+def shifted(t, x, start, axis, distance, reverse):
+    """x moved along an axis, filled with `start`."""
+    pads = np.zeros(2 * len(x.shape), np.int64)
+    distance = -distance if reverse else distance
+    pads[axis], pads[len(x.shape) + axis] = distance, -distance
+    return Value(t.Pad(x, pads, start), x.shape, x.dtype)
+
+
+def log_of_sum(t, x, y):
+    """log(exp(x) + exp(y)), shifted by the larger of the two, unless that is infinite."""
+    largest = t.Max(x, y)
+    near = t.Where(t.IsInf(largest), 0.0, largest)
+    return t.Add(near, t.Log(t.Add(t.Exp(t.Sub(x, near)), t.Exp(t.Sub(y, near)))))
+
+
+def top_k(t, x, *, k, axis=-1, **_):
+    values, indices = t.TopK(sortable(t, x), t.shape([k]), axis=axis, outputs=2)
+    return [to_dtype_of(t, values, x), t.to(indices, t.out[1].dtype)]
+
+
+def sort(t, *operands, dimension, num_keys, **_):
+    """Sorts by the last key first. Each sort is stable, so that the first key matters most."""
+    size = t.shape([operands[0].shape[dimension]])
+    attributes = {"axis": dimension, "largest": 0, "outputs": 2}
+    if len(operands) == 1:
+        values, _ = t.TopK(sortable(t, operands[0]), size, **attributes)
+        return [to_dtype_of(t, values, operands[0])]
+    for key in reversed(range(num_keys)):
+        _, indices = t.TopK(sortable(t, operands[key]), size, **attributes)
+        operands = [
+            Value(t.GatherElements(x, indices, axis=dimension), x.shape, x.dtype) for x in operands
+        ]
+    return operands
+
+
+def sortable(t, x):
+    """x in a dtype that TopK takes."""
+    return t.cast(x, sortable_type(x.dtype))
+
+
+def to_dtype_of(t, tensor, x):
+    return tensor if sortable_type(x.dtype) == x.dtype else t.to(tensor, x.dtype)
+
+
+def sortable_type(dtype):
+    return np.dtype(np.int32) if dtype.kind == "b" else WIDER.get(dtype.name, dtype)
+
+
+LAYERS = {
+    "global_max_pool": global_max_pool,
+    "global_avg_pool": in_result_type(global_avg_pool),
+}
 PRIMITIVES = {
     "reduce_sum": reduction("ReduceSum"),
     "reduce_prod": product,
-    "reduce_max": extreme("ReduceMax"),
-    "reduce_min": extreme("ReduceMin"),
+    "reduce_max": extreme_along_axes("ReduceMax"),
+    "reduce_min": extreme_along_axes("ReduceMin"),
     "reduce_and": logical("ReduceMin"),
     "reduce_or": logical("ReduceMax"),
     "reduce_xor": odd,
     "argmax": index_of("ArgMax"),
     "argmin": index_of("ArgMin"),
     "mean": mean,
+    "cumsum": cumsum,
+    "cumprod": cumulative(lambda t, x, y: t.Mul(x, y), lambda dtype: np.ones((), dtype)),
+    "cummax": cumulative(extreme("Max"), lowest),
+    "cummin": cumulative(extreme("Min"), highest),
+    "cumlogsumexp": cumulative(log_of_sum, lowest),
+    "sort": sort,
+    "top_k": top_k,
 }

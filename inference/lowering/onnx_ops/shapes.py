@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from inference.lowering.onnx_ops.dims import is_number, is_zero
+from inference.lowering.dims import is_number, is_zero
 from inference.lowering.onnx_ops.elementwise import WIDER
 from inference.lowering.value import Value, constant
 

@@ -1,8 +1,9 @@
 """The target of the walk that builds an ONNX graph.
 
 `t.Gelu(x)` adds a Gelu node and returns the name of its result. The functions of the tables receive
-Values (`data` of a constant is an array) and pass Values, names of tensors or arrays to `t`. The
-constants of a model become initializers, named by their tree paths.
+Values (`data` of a constant is an array) and pass Values, names of tensors, arrays or floats to
+`t`; a float takes the dtype of the result. The constants of a model become initializers, named by
+their tree paths.
 """
 
 import functools
@@ -11,14 +12,17 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from inference.lowering.dims import symbols
-from inference.lowering.onnx_ops import dims, layout
+from inference.lowering.dims import evaluate, is_number, is_zero, symbols
+from inference.lowering.onnx_ops import layout
 from inference.lowering.onnx_ops.graph import TYPES, Node, Scope, element_type, stored_type
 from inference.lowering.value import Value, constant
-from inference.lowering.walk import Missing
+from inference.lowering.walk import Target
+
+OPERATIONS = {"neg": "Neg", "add": "Add", "sub": "Sub", "mul": "Mul", "pow": "Pow"}
+OPERATIONS |= {"mod": "Mod", "max": "Max", "min": "Min"}
 
 
-class OnnxTarget:
+class OnnxTarget(Target):
     def __init__(self, layers, table, opset, inputs):
         """`inputs` are {name: shape and dtype}; sizes are computed from their free dimensions."""
         self.layers, self.table, self.opset = layers, table, opset
@@ -40,7 +44,7 @@ class OnnxTarget:
 
     def expanded(self, value):
         sizes = zip(value.shape, value.data_shape, strict=True)
-        empty = [axis for axis, (d, old) in enumerate(sizes) if dims.is_zero(d) and old == 1]
+        empty = [axis for axis, (d, old) in enumerate(sizes) if is_zero(d) and old == 1]
         zeros = np.zeros(len(empty), np.int64)
         # Expand cannot turn a size of 1 into 0
         data = self.Slice(value, zeros, zeros, np.array(empty)) if empty else value
@@ -77,7 +81,7 @@ class OnnxTarget:
         if isinstance(x, Value):
             return self.weight(x.data, x.name) if x.constant else x.data
         if type(x) is float:  # it takes the result's dtype; the dtype of an int depends on the node
-            x = self.number(x)
+            x = np.asarray(x, stored_type(self.out[0].dtype))
         return self.weight(np.asarray(x), "")
 
     def weight(self, array, name):
@@ -107,19 +111,31 @@ class OnnxTarget:
             self.refuse(str(dtype), "numbers")
         return dtype
 
-    def refuse(self, name, what):
-        """Raise Missing for a variant of a primitive that the table cannot express."""
-        raise Missing(f"{name} {what}", self.walk.place)
-
     # What many functions of the tables need.
 
     def size(self, dimension):
         """A dimension as a tensor of one number."""
-        return dims.size(self, dimension)
+        if is_number(dimension):
+            return np.array([dimension], np.int64)
+        operations = {name: getattr(self, op) for name, op in OPERATIONS.items()}
+        operations["number"] = lambda number: np.array([number], np.int64)
+        # Div rounds towards 0
+        operations["floordiv"] = lambda a, b: self.Div(self.Sub(a, self.Mod(a, b)), b)
+        with self.outermost():  # so that subgraphs can read it as well
+            return evaluate(dimension, self.symbol, operations)
+
+    def symbol(self, name):
+        """What a symbol stands for: the size of an input along an axis, divided by its factor."""
+        source, axis, factor = self.symbols[name]
+        size = self.Shape(source, start=axis, end=axis + 1)
+        return self.Div(size, np.array([factor], np.int64)) if factor > 1 else size
 
     def shape(self, shape):
         """A shape as a tensor, or as an array where it is known."""
-        return dims.shape(self, shape)
+        if all(map(is_number, shape)):
+            return np.array(shape, np.int64)
+        with self.outermost():
+            return self.Concat(*map(self.size, shape), axis=0)
 
     def reshape(self, x, shape):
         """x in another shape, of which one dimension may be free."""
@@ -132,8 +148,11 @@ class OnnxTarget:
         source = self.reshaped.get(name, name)  # the second of two reshapes is enough
         if self.shapes.get(source) == shape:
             return source
-        allowzero = 1 if any(map(dims.is_zero, shape)) else None
-        result = self.Reshape(source, dims.reshape_argument(self, shape), allowzero=allowzero)
+        has_zero = any(map(is_zero, shape))
+        sizes = shape  # of which a Reshape infers one
+        if not has_zero and sum(not is_number(d) for d in shape) == 1:
+            sizes = [d if is_number(d) else -1 for d in shape]
+        result = self.Reshape(source, self.shape(sizes), allowzero=1 if has_zero else None)
         self.reshaped[result] = source
         return result
 
@@ -151,10 +170,6 @@ class OnnxTarget:
 
     def to(self, x, dtype):
         return self.Cast(x, to=element_type(dtype))
-
-    def number(self, value):
-        """A constant in the dtype of the result."""
-        return np.asarray(value, stored_type(self.out[0].dtype))
 
     @contextmanager
     def scope(self):

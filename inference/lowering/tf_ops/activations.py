@@ -5,7 +5,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from inference.lowering.tf_ops.special import expm1, log1p
+from inference.lowering.tf_ops.elementwise import expm1, log1p
 
 
 def relu(target, x):

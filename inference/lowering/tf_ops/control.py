@@ -13,10 +13,9 @@ UNROLLED = 16  # steps up to which a loop is unrolled: a loop costs more than th
 
 def cond(target, index, *operands, branches, **_):
     """Nested conditionals; an index out of range selects the nearest branch."""
-    out = target.out
 
     def branch(i):
-        return tensors(target, target.walk.call(branches[i], *operands), out)
+        return tensors(target, target.walk.call(branches[i], *operands), target.out)
 
     def chosen(i):
         if i == len(branches) - 1:
@@ -43,7 +42,6 @@ def while_(target, *operands, cond_jaxpr, body_jaxpr, cond_nconsts, body_nconsts
     cond_consts = operands[:cond_nconsts]
     body_consts = operands[cond_nconsts : cond_nconsts + body_nconsts]
     start = operands[cond_nconsts + body_nconsts :]
-    out = target.out
     per_example = len(cond_jaxpr.out_avals[0].shape) > 0
 
     def active(state):
@@ -54,13 +52,13 @@ def while_(target, *operands, cond_jaxpr, body_jaxpr, cond_nconsts, body_nconsts
         return tf.reduce_any(active(state)) if per_example else active(state)
 
     def body(*state):
-        new = tensors(target, target.walk.call(body_jaxpr, *body_consts, *state), out)
+        new = tensors(target, target.walk.call(body_jaxpr, *body_consts, *state), target.out)
         if not per_example:
             return new
         mask = active(state)
         return [where_active(mask, x, old) for x, old in zip(new, state, strict=True)]
 
-    return loop(condition, body, tensors(target, start, out), out)
+    return loop(condition, body, tensors(target, start, target.out), target.out)
 
 
 def where_active(active, new, old):

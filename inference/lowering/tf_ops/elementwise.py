@@ -1,13 +1,26 @@
-"""Elementwise arithmetic, selections and conversions.
+"""Elementwise arithmetic, comparisons, bits, selections, conversions and special functions.
 
 TFLite computes in float32, int32 and int64. Narrower integers are cast to a wider dtype, and the
-results back, so that an overflow wraps around as in JAX.
+results back, so that an overflow wraps around as in JAX. For an infinite constant, TensorFlow's
+converter writes the largest finite number, so what is compared with one is computed in another way.
 """
 
 import functools
+import math
 
 import numpy as np
 import tensorflow as tf
+
+from inference.lowering.approximations import (
+    ERF_ABOVE,
+    ERF_BELOW,
+    ERF_END,
+    ERF_INV_ABOVE_5,
+    ERF_INV_BELOW_5,
+    ERFC_ABOVE_2,
+    ERFC_BELOW_2,
+)
+from inference.lowering.complex_numbers import dft_matrix
 
 WIDER = {**dict.fromkeys(("int8", "uint8", "int16", "uint16"), "int32"), "uint32": "int64"}
 WIDER_TO_MOVE = {"int16": "int32", "uint16": "int32", "uint32": "int64"}  # no Slice, no Transpose
@@ -22,12 +35,12 @@ def widened(function, wider=WIDER):
     def call(target, *operands, **params):
         if wider.keys().isdisjoint(x.dtype.name for x in operands):
             return function(target, *operands, **params)
-        avals = target.out
         operands = [tf.cast(x, wider.get(x.dtype.name, x.dtype)) for x in operands]
         results = function(target, *operands, **params)
         if isinstance(results, list | tuple):
-            return [tf.cast(x, aval.dtype) for x, aval in zip(results, avals, strict=True)]
-        return tf.cast(results, avals[0].dtype)
+            pairs = zip(results, target.out, strict=True)
+            return [tf.cast(x, aval.dtype) for x, aval in pairs]
+        return tf.cast(results, target.out[0].dtype)
 
     return call
 
@@ -286,15 +299,290 @@ PLAIN = {
     **{"square": tf.square, "sin": tf.sin, "cos": tf.cos, "tanh": tf.tanh},
     **{"logistic": tf.sigmoid, "ceil": tf.math.ceil, "floor": tf.floor},
 }
-OWN = {
+
+
+def equal(target, x, y):
+    """Equality with infinity is computed as >= or <=."""
+    x, y, sign = infinite_last(x, y)
+    return tf.equal(x, y) if sign == 0 else x >= y if sign > 0 else x <= y
+
+
+def not_equal(target, x, y):
+    x, y, sign = infinite_last(x, y)
+    if sign == 0:
+        return tf.not_equal(x, y)
+    return tf.logical_or(x < y if sign > 0 else x > y, tf.not_equal(x, x))  # true for nan
+
+
+ORDERS = {"lt": tf.less, "le": tf.less_equal, "gt": tf.greater, "ge": tf.greater_equal}
+SWAPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+NEVER = {("gt", 1), ("lt", -1)}  # (comparison, sign of the infinity on the right)
+ALWAYS = {("le", 1), ("ge", -1)}  # except for nan
+
+
+def ordered(name):
+    """A comparison, with a constant on the right; booleans are compared as integers."""
+
+    def function(target, x, y):
+        if is_bool(x):
+            x, y = tf.cast(x, tf.int32), tf.cast(y, tf.int32)
+        order = name
+        if not tf.is_tensor(x):
+            x, y, order = y, x, SWAPPED[name]
+        _, _, sign = infinite_last(x, y)
+        if (order, sign) in NEVER:
+            return tf.less(x, x)
+        return tf.equal(x, x) if (order, sign) in ALWAYS else ORDERS[order](x, y)
+
+    return function
+
+
+def less_in_total_order(target, x, y):
+    """x < y, where nan is the largest number."""
+    if not is_float(x):
+        return tf.less(x, y)
+    return tf.logical_or(x < y, tf.logical_and(tf.equal(x, x), tf.not_equal(y, y)))
+
+
+def less_equal_in_total_order(target, x, y):
+    return tf.logical_or(x <= y, tf.not_equal(y, y)) if is_float(x) else tf.less_equal(x, y)
+
+
+def equal_in_total_order(target, x, y):
+    both_nan = tf.logical_and(tf.not_equal(x, x), tf.not_equal(y, y)) if is_float(x) else False
+    return tf.logical_or(equal(target, x, y), both_nan)
+
+
+def infinite_last(x, y):
+    """(x, y, sign) with an infinite constant as y, and its sign; the sign is 0 without one."""
+    for a, b in ((x, y), (y, x)):
+        is_constant = isinstance(b, np.ndarray) and b.size and is_float(b)
+        if is_constant and np.isinf(b).all() and len(np.unique(b)) == 1:
+            return a, b, int(np.sign(b.flat[0]))
+    return x, y, 0
+
+
+def exclusive_or(target, x, y):
+    return tf.not_equal(x, y) if is_bool(x) else tf.bitwise.bitwise_xor(x, y)
+
+
+def both(target, x, y):
+    """x & y, which for integers is (x + y - (x ^ y)) / 2; TFLite has no op for it."""
+    if is_bool(x):
+        return tf.logical_and(x, y)
+    if x.dtype.name == "uint32":
+        return tf.cast(both(target, tf.cast(x, tf.int32), tf.cast(y, tf.int32)), tf.uint32)
+    # computed on the halves, whose sum does not overflow; the last bits are multiplied
+    x_half, y_half = tf.bitwise.right_shift(x, 1), tf.bitwise.right_shift(y, 1)
+    above = tf.bitwise.right_shift(x_half + y_half - tf.bitwise.bitwise_xor(x_half, y_half), 1)
+    return above * 2 + (x - x_half * 2) * (y - y_half * 2)
+
+
+def either(target, x, y):
+    return tf.logical_or(x, y) if is_bool(x) else x + y - both(target, x, y)
+
+
+def negation(target, x):
+    return tf.logical_not(x) if is_bool(x) else -x - 1
+
+
+def shift_left(target, x, count):
+    """A product with a power of 2, and 0 where every bit is shifted out."""
+    bits = 8 * np.dtype(target.out[0].dtype).itemsize
+    if bits == 64:
+        target.refuse("shift_left", "of int64")
+    power = tf.cast(tf.pow(np.int32(2), tf.cast(limited(count, 0, 30), tf.int32)), x.dtype)
+    last = tf.where(tf.equal(count, 31), np.asarray(2, x.dtype.name), np.asarray(1, x.dtype.name))
+    inside = tf.logical_and(count >= 0, count < bits)
+    return tf.where(inside, x * power * last, tf.zeros_like(x))
+
+
+def shift_right(target, x, count):
+    """An arithmetic shift, which keeps the sign; JAX reads the count as unsigned."""
+    last = 8 * np.dtype(target.out[0].dtype).itemsize - 1
+    all_but_sign = np.asarray(last, count.dtype.name)
+    return tf.bitwise.right_shift(x, tf.where(is_within(count, last), count, all_but_sign))
+
+
+def shift_right_logical(target, x, count):
+    """A shift that fills the highest bits with zeros."""
+    last = 8 * np.dtype(x.dtype.name).itemsize - 1
+    unsigned, wide = tf.cast(x, f"uint{last + 1}"), tf.uint32 if last == 31 else tf.int32
+    count = tf.cast(count, tf.int32)
+    by = tf.cast(limited(count, 0, last), wide)
+    shifted = tf.cast(tf.bitwise.right_shift(tf.cast(unsigned, wide), by), tf.int32)
+    return tf.cast(tf.where(is_within(count, last), shifted, 0), x.dtype)
+
+
+def is_within(count, last):
+    return tf.logical_and(count >= 0, count <= last)
+
+
+def population_count(target, x):
+    """The sum of all bits, each of which is y - 2 * (y >> 1) of a shifted number y."""
+    bits, dtype = 8 * np.dtype(x.dtype.name).itemsize, np.dtype(target.out[0].dtype)
+    if bits == 64:
+        target.refuse("population_count", "of int64")
+    x = tf.cast(x, tf.int32)
+    shifted = tf.bitwise.right_shift(tf.expand_dims(x, -1), np.arange(bits, dtype=np.int32))
+    ones = shifted - 2 * tf.bitwise.right_shift(shifted, np.ones((), np.int32))
+    return tf.cast(tf.reduce_sum(ones, -1), dtype)
+
+
+LARGEST_PRODUCT = 512  # numbers, up to which a Fourier transform is a product
+
+
+def polynomial(x, coefficients):
+    y = np.float32(coefficients[0])
+    for c in coefficients[1:]:
+        y = y * x + np.float32(c)
+    return y
+
+
+def minus(number, x):
+    """number - x."""
+    return left(np.float32(number), x) - x
+
+
+def erf(target, x, **_):
+    x = tf.clip_by_value(x, -ERF_END, ERF_END)
+    return x * polynomial(x * x, ERF_ABOVE) / polynomial(x * x, ERF_BELOW)
+
+
+def erfc(target, x, **_):
+    size = tf.maximum(tf.abs(x), 1.0)
+    inverse = left(np.float32(1), size) / (size * size)
+    tail = tf.exp(-size * size) / size
+    tail = tail * tf.where(
+        size < 2, polynomial(inverse, ERFC_BELOW_2), polynomial(inverse, ERFC_ABOVE_2)
+    )
+    return tf.where(tf.abs(x) < 1, minus(1, erf(target, x)), tf.where(x < 0, minus(2, tail), tail))
+
+
+def erf_inv(target, x, **_):
+    w = -tf.math.log(minus(1, x) * (x + 1))
+    near = polynomial(tf.minimum(w, 5.0) - 2.5, ERF_INV_BELOW_5)
+    far = polynomial(tf.sqrt(tf.maximum(w, 5.0)) - 3, ERF_INV_ABOVE_5)
+    return tf.where(tf.equal(tf.abs(x), 1), x * np.float32(np.inf), x * tf.where(w < 5, near, far))
+
+
+def expm1(target, x, **_):
+    """tanh(x / 2) (exp(x) + 1) near 0, where exp(x) - 1 would round x away."""
+    power = tf.exp(x)  # 0 for nan, which tanh is not
+    return tf.where(tf.abs(x) >= 0.5, power - 1, tf.tanh(x * 0.5) * (power + 1))
+
+
+def log1p(target, x, **_):
+    """The series of 2 atanh(x / (2 + x)) near 0, where 1 + x would round x away."""
+    s = x / (x + 2)
+    near = 2 * s * polynomial(s * s, [1 / n for n in range(15, 0, -2)])
+    return tf.where(tf.abs(x) < 0.5, near, log(target, 1 + x))
+
+
+def tan(target, x, **_):
+    return tf.sin(x) / tf.cos(x)
+
+
+def asin(target, x, **_):
+    return tf.atan2(x, tf.sqrt(minus(1, x) * (x + 1)))
+
+
+def acos(target, x, **_):
+    return tf.atan2(tf.sqrt(minus(1, x) * (x + 1)), x)
+
+
+def atan(target, x, **_):
+    return tf.atan2(x, tf.ones_like(x))
+
+
+def atan2(target, y, x, **_):
+    """TFLite's op does not broadcast."""
+    if tuple(y.shape) != tuple(x.shape):
+        ones = tf.ones_like(x + y)
+        x, y = x * ones, y * ones  # which keeps -0, as adding 0 does not
+    return tf.atan2(y, x)
+
+
+def sinh(target, x, **_):
+    """exp(x) / 2 as exp(x - log 2), which overflows no sooner than the result."""
+    m = expm1(target, x)
+    large = tf.exp(x - math.log(2)) - tf.exp(-x - math.log(2))
+    return tf.where(tf.abs(x) >= 1, large, 0.5 * (m + m / (m + 1)))  # which is nan for nan
+
+
+def cosh(target, x, **_):
+    return exp(target, x - math.log(2)) + tf.exp(-x - math.log(2))
+
+
+def asinh(target, x, **_):
+    size = tf.minimum(tf.abs(x), 1e18)  # its square is finite
+    near = log1p(target, size + size * size / (1 + tf.sqrt(size * size + 1)))
+    return tf.sign(x) * tf.where(tf.abs(x) < 1e18, near, log(target, tf.abs(x)) + math.log(2))
+
+
+def acosh(target, x, **_):
+    above = tf.minimum(x, 1e18) - 1
+    near = log1p(target, above + tf.sqrt(above) * tf.sqrt(above + 2))
+    return tf.where(x < 1e18, near, log(target, x) + math.log(2))
+
+
+def atanh(target, x, **_):
+    return 0.5 * (log1p(target, x) - log1p(target, -x))
+
+
+def cbrt(target, x, **_):
+    return tf.sign(x) * tf.pow(tf.abs(x), 1 / 3)
+
+
+def exp2(target, x, **_):
+    return tf.pow(left(np.float32(2), x), x)
+
+
+def real_dft(target, x):
+    """An RFFT2D, which TFLite has for powers of 2, else a product with cosines and sines."""
+    count = x.shape[-1]
+    if count is None:
+        target.refuse("fft", "over a free axis")
+    if count > 1 and count & (count - 1) == 0:
+        y = tf.signal.rfft(x)
+        return tf.stack([tf.math.real(y), tf.math.imag(y)], -1)
+    if count > LARGEST_PRODUCT:
+        target.refuse("fft", f"of {count} numbers, which is not a power of 2")
+    y = tf.matmul(x if len(x.shape) > 1 else x[None], dft_matrix(count))
+    y = tf.reshape(y, target.new_sizes((*target.operand_shapes[0][:-1], 2, count // 2 + 1)))
+    rank = len(x.shape)
+    return tf.transpose(y, [*range(rank - 1), rank, rank - 1])
+
+
+def bitcast(target, x, *, new_dtype):
+    if is_bool(x) or np.dtype(new_dtype) == bool or new_dtype.itemsize != target_size(x):
+        target.refuse("bitcast_convert_type", f"of {x.dtype.name} to {np.dtype(new_dtype)}")
+    return tf.bitcast(x, new_dtype)
+
+
+def target_size(x):
+    return np.dtype(x.dtype.name).itemsize
+
+
+WIDENED = {
     **{"sub": subtract, "exp": exp, "log": log, "rsqrt": rsqrt},
     **{"rem": remainder, "pow": power, "integer_pow": integer_pow, "select_n": select_n},
     **{"max": maximum, "min": minimum, "clamp": clamp, "is_finite": is_finite, "round": rounded},
+    **{"eq": equal, "ne": not_equal, "eq_to": equal_in_total_order},
+    **{"lt_to": less_in_total_order, "le_to": less_equal_in_total_order},
+    **{name: ordered(name) for name in ORDERS},
+    **{"xor": exclusive_or, "and": both, "or": either, "not": negation},
+    **{"shift_left": shift_left, "shift_right_arithmetic": shift_right},
 }
+AS_THEY_ARE = (
+    *(erf, erfc, erf_inv, expm1, log1p, exp2, cbrt, shift_right_logical, population_count),
+    *(tan, asin, acos, atan, atan2, sinh, cosh, asinh, acosh, atanh, real_dft, reduce_precision),
+)
 PRIMITIVES = {
     **{name: widened(plain(function)) for name, function in PLAIN.items()},
-    **{name: widened(function) for name, function in OWN.items()},
+    **{name: widened(function) for name, function in WIDENED.items()},
+    **{function.__name__: function for function in AS_THEY_ARE},
     "div": widened(divide, {name: wider for name, wider in WIDER.items() if name != "uint32"}),
     "convert_element_type": convert,
-    "reduce_precision": reduce_precision,
+    "bitcast_convert_type": bitcast,
 }

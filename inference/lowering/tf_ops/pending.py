@@ -7,8 +7,8 @@ weights or computes its tensor. Weights are multiplied in float64 and rounded on
 import numpy as np
 import tensorflow as tf
 
-from inference.lowering.tf_ops.convolution import convolution, out_size
-from inference.tflite_weights import KEPT
+from inference.lowering.tf_ops.products import convolution, out_size
+from inference.quantize_tflite import KEPT
 
 UNIT = {"stride": (1, 1), "pads": ((0, 0), (0, 0)), "dilation": (1, 1)}
 

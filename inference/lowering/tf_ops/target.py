@@ -11,8 +11,8 @@ from inference.lowering.dims import evaluate, symbols
 from inference.lowering.equations import ELEMENTWISE
 from inference.lowering.tf_ops.elementwise import NARROW
 from inference.lowering.tf_ops.pending import Pending, resolved
-from inference.lowering.walk import Missing
-from inference.tflite_weights import KEPT
+from inference.lowering.walk import Missing, Target
+from inference.quantize_tflite import KEPT
 from utils import first_line
 
 TYPES = {"float32", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "bool"}
@@ -22,7 +22,7 @@ SIZES = {name: getattr(operator, name) for name in ARITHMETIC}
 SIZES |= {"number": np.int32, "max": tf.maximum, "min": tf.minimum}
 
 
-class Target:
+class TfTarget(Target):
     """Computes with tensors; constants stay arrays until an op uses them.
 
     Values that are float16 or bfloat16 in JAX are float32 here, since most TFLite ops support
@@ -38,7 +38,6 @@ class Target:
         self.inputs = inputs  # {name: tensor}, from which the graph reads the free sizes
         self.symbols = symbols(avals)
         self.products, self.kept = products, frozenset(kept)
-        self.operand_names = set()  # of the weights that the next op reads
         self.within_kept = False  # whether an op that reads such a weight is being computed
 
     def operand(self, value):
@@ -53,6 +52,9 @@ class Target:
 
     def expanded(self, value):
         return tf.broadcast_to(resolved(self.operand(value)), self.sizes(value.shape))
+
+    def with_results(self, avals, operands=()):
+        return super().with_results(self.stored(avals), operands)
 
     def stored(self, avals):
         """Shapes and dtypes as they are here: float32 for the narrow ones."""
@@ -89,23 +91,21 @@ class Target:
         """A table's function that raises Missing for what TensorFlow refuses, such as a rank."""
 
         def call(target, *operands, **params):
-            for aval in self.out:
-                if aval.dtype.name not in TYPES | NARROW:
-                    self.refuse(name, f"of {aval.dtype}")
-            self.out = self.stored(self.out)
+            for aval in target.out:
+                if aval.dtype.name not in TYPES:
+                    target.refuse(name, f"of {aval.dtype}")
             if not getattr(function, "folds", False):
                 operands, params = jax.tree.map(resolved, (operands, params), is_leaf=is_pending)
-            avals, is_whole = self.out, name not in ELEMENTWISE
             # What is computed within an op, as in a loop, may be in a graph of its own.
-            outer, names, self.operand_names = self.within_kept, self.operand_names, set()
-            self.within_kept = is_kept = outer or not self.kept.isdisjoint(names)
+            outer = self.within_kept
+            self.within_kept = is_kept = outer or not self.kept.isdisjoint(target.operand_names)
             try:
                 with tf.name_scope(KEPT) if is_kept else nullcontext():
                     results = function(target, *operands, **params)
                 for pending in filter(is_pending, jax.tree.leaves(results) if is_kept else ()):
                     pending.kept = True
                 # TensorFlow loses some sizes that are known, on which the next op may depend
-                return known_shapes(results, avals) if is_whole else results
+                return results if name in ELEMENTWISE else known_shapes(results, target.out)
             except (TypeError, ValueError, tf.errors.OpError) as error:
                 if not is_refusal(error):
                     raise
@@ -114,10 +114,6 @@ class Target:
                 self.within_kept = outer
 
         return call
-
-    def refuse(self, name, what):
-        """Raise Missing for a variant of a primitive that the table cannot express."""
-        raise Missing(f"{name} {what}", self.walk.place)
 
 
 def is_pending(x):

@@ -20,7 +20,7 @@ from model.mlp import mlp
 from model.resnet import resnet
 from model.vit import vit
 from training import optimizers
-from training.devices.mesh import AXES, check_divides, make_mesh, mesh_shape
+from training.devices.mesh import AXES, make_mesh, mesh_shape
 from training.devices.options import DistributedOptions, MeshOptions, check_sharding
 from training.devices.sharding import Plan, shard_bytes
 from training.engine import Replicas, first_state
@@ -75,11 +75,11 @@ def test_a_mesh_that_does_not_fit_the_machine_is_an_error():
 
 
 def test_a_batch_divides_over_data_and_fsdp_alone():
-    mesh = AbstractMesh((2, 3, 4), AXES)
-    check_divides(12, mesh, "loader.batch_size")
+    plan = Plan(AbstractMesh((2, 3, 4), AXES))
+    plan.check_batch(12, "loader.batch_size")
     message = r"loader\.batch_size: 16 examples do not divide over 6 devices; .* such as 18"
     with pytest.raises(UserError, match=message):
-        check_divides(16, mesh, "loader.batch_size")
+        plan.check_batch(16, "loader.batch_size")
 
 
 def test_the_error_of_a_batch_that_does_not_divide_names_what_gives_its_size():
