@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -256,7 +257,7 @@ def test_the_comparison_in_a_browser(tmp_path):
             assert page.js("document.documentElement.scrollWidth") == width
         drawn = "[...document.querySelectorAll('.parallel g path')].map(p => p.getTotalLength())"
         lengths = page.js(drawn)
-        assert sum(length > 1000 for length in lengths) == 4  # those with a value
+        assert sum(length > 1000 for length in lengths) == 3  # one failed, two have no value
         assert page.js("document.querySelectorAll('.parallel .marks b').length") == 2
 
 
@@ -430,7 +431,7 @@ def write(folder, spec, config=CONFIG):
 
 
 def run_sweep(folder, *arguments, code=0):
-    [(out, err)] = finished([start(folder, *arguments, program="sweep.py")], 300, code)
+    [(out, err)] = finished([start(folder, *arguments, program="sweep.py")], 600, code)
     assert "Traceback" not in out + err, err
     return out, err
 
@@ -529,15 +530,15 @@ def test_trials_are_normal_runs_and_the_best_config_trains(whole):
 def test_a_program_that_is_killed_continues_and_its_trials_have_the_values_of_single_runs(
     whole, tmp_path
 ):
-    write(tmp_path, {"keys": RATES, "form": "program"})
-    process = start(tmp_path, "-c", "small.json", "grid.json", program="sweep.py")
-    wait_for_line(process, "program_000-003 starts with 4 trials")
     folder = tmp_path / "saved/Small/grid"
     program = folder / "program_000-003"
-    wait_until(lambda: [*program.glob("checkpoint-epoch_1.params")])
-    process.kill()
-    finished([process], code=-signal.SIGKILL)
-    assert not any(trial.over for trial in read_sweep(folder).trials)
+
+    def until_an_epoch(process):
+        wait_for_line(process, "program_000-003 starts with 4 trials")
+        wait_until(lambda: [*program.glob("checkpoint-epoch_1.params")])
+
+    trials = ended_early(tmp_path, {"form": "program"}, until_an_epoch, signal.SIGKILL)
+    assert not any(trial.over for trial in trials)
     out, _ = run_sweep(tmp_path, "-c", "small.json", "grid.json")
     assert "program_000-003 continues with 4 trials" in out and "trial_003 finished after" in out
     assert "trial_003" in (folder / "comparison.html").read_text()
@@ -609,23 +610,37 @@ def until_steps(folder, trial):
     wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 2)
 
 
+def ended_early(folder, spec, begun, number):
+    """The trials of a sweep that is sent a signal once `begun` returns. On a busy machine they may
+    all be over by then; so the sweep is started again."""
+    for _ in range(5):
+        write(folder, {"keys": RATES} | spec)
+        process = start(folder, "-c", "small.json", "grid.json", program="sweep.py")
+        begun(process)
+        own = children(process)
+        process.send_signal(number)
+        finished([process], code=None)
+        wait_until(lambda own=own: not any(Path(f"/proc/{pid}/cwd").exists() for pid in own))
+        trials = read_sweep(folder / "saved/Small/grid").trials
+        if not all(trial.over for trial in trials):
+            assert process.returncode == (75 if number == signal.SIGINT else -number)
+            return trials
+        shutil.rmtree(folder / "saved")
+    raise AssertionError("the trials were over before the signal")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_sweep_that_is_killed_or_stopped_continues_exactly(whole, tmp_path, number):
-    write(tmp_path, {"keys": RATES, "workers": 2})
-    process = start(tmp_path, "-c", "small.json", "grid.json", program="sweep.py")
-    wait_for_line(process, "finished")
-    until_steps(tmp_path, "trial_002")
-    trials = children(process)
-    process.send_signal(number)
-    code = 75 if number == signal.SIGINT else -signal.SIGKILL
-    finished([process], code=code)
-    deadline = time.time() + 10
-    while any(os.path.exists(f"/proc/{pid}/cwd") for pid in trials) and time.time() < deadline:
-        time.sleep(0.05)
+
+    def until_the_third(process):
+        wait_for_line(process, "finished")
+        until_steps(tmp_path, "trial_002")
+
+    trials = ended_early(tmp_path, {"workers": 2}, until_the_third, number)
     folder = tmp_path / "saved/Small/grid"
-    done = [trial.name for trial in read_sweep(folder).trials if trial.finished]
-    assert done and not all(trial.over for trial in read_sweep(folder).trials)
+    done = [trial.name for trial in trials if trial.finished]
+    assert done
     arguments = ("-c", "small.json", "grid.json")
     if number == signal.SIGINT:
         folder = folder.rename(tmp_path / "moved")
