@@ -25,7 +25,8 @@ INTRODUCTION = """\
 to write a part.
 
 A part is named by a string, `"adamw"`, or by an object with its arguments,
-`{"name": "adamw", "args": {"lr": 0.01}}`. `[an integer, ...]` is a list of any length.
+`{"name": "adamw", "args": {"lr": 0.01}}`. In a table of parts, a bold name is a part, with a link
+to its source; the rows below it are its arguments. `[an integer, ...]` is a list of any length.
 """
 LAYERS = """\
 # The layers
@@ -147,17 +148,21 @@ def part_list(kind):
     if kind in EXTRA_KEYS:
         about = "Besides `name` and `args`, the object of a part may have"
         lines += ["", f"{about} [these keys](watch.md#metrics):", "", extra(kind)]
-    for name, function in functions.items():
-        lines += ["", f"### {name}", "", parts.summary(function)]
-        accepted = parts.config_arguments(kind, function)
-        # The data need not fill an argument whose default is a number.
-        unset = [name for name, p in accepted.items() if p.default in (p.empty, None)]
-        facts = [name for name in unset if name in parts.FACTS]
-        if facts:
-            lines += ["", f"Taken from the data if left out: {', '.join(map(code, facts))}."]
-        if rows := [argument(p) for name, p in accepted.items() if name not in facts]:
-            lines += ["", table(("argument", "type", "default"), rows).rstrip()]
-    return "\n".join(lines) + "\n"
+    rows = [row for name, function in functions.items() for row in part_rows(kind, name, function)]
+    heads = ("part and its arguments", "what it does; type of an argument", "default")
+    return "\n".join(lines) + "\n\n" + table(heads, rows)
+
+
+def part_rows(kind, name, function):
+    """The rows of a part: itself, then its arguments."""
+    accepted = parts.config_arguments(kind, function)
+    # The data need not fill an argument whose default is a number.
+    unset = [name for name, p in accepted.items() if p.default in (p.empty, None)]
+    facts = [name for name in unset if name in parts.FACTS]
+    rows = [(f"**[{name}]({target(function.__module__)})**", parts.summary(function), "")]
+    if facts:
+        rows.append((", ".join(map(code, facts)), "taken from the data if left out", ""))
+    return rows + [argument(p) for name, p in accepted.items() if name not in facts]
 
 
 def extra(kind):
@@ -180,10 +185,14 @@ def argument(parameter):
 
 
 def home(module):
-    """A link to the file or the folder of a module."""
+    """A link to the file or the folder of a module, with its path as the text."""
+    return f"[{target(module).removeprefix('../')}]({target(module)})"
+
+
+def target(module):
+    """The path of the file or the folder of a module, as a page of docs/ links to it."""
     path = module.replace(".", "/")
-    path = f"{path}/" if (ROOT / path).is_dir() else f"{path}.py"
-    return f"[{path}](../{path})"
+    return f"../{path}/" if (ROOT / path).is_dir() else f"../{path}.py"
 
 
 def code(shown):
