@@ -133,7 +133,7 @@ KINDS = {
             ("data_loader.loader",),
             "data_loader.base:Batch",
             "a function: list of examples -> batch",
-            "data.md#batches",
+            "batches.md#batches",
             given=1,
         ),
         Kind(

@@ -31,8 +31,9 @@ to its source; the rows below it are its arguments. `[an integer, ...]` is a lis
 LAYERS = """\
 # The layers
 
-`make schema` writes this page from the signatures in `model/layers/`. `<layer>_init(key, ...)`
-returns the params of a layer, `<layer>(params, x)` applies it. Import them as in
+`make schema` writes this page from the signatures in `model/layers/`. A bold row is a file, the
+rows below it are its functions. `<layer>_init(key, ...)` returns the params of a layer,
+`<layer>(params, x)` applies it. Import them as in
 `from model.layers.linear import linear, linear_init`;
 [a layer of your own](add_your_own.md#a-layer) is added in the same way.
 """
@@ -51,15 +52,13 @@ def text():
 
 def layers_text():
     """The content of docs/layers.md."""
-    sections = [LAYERS]
+    rows = []
     for name in modules(("model.layers",)):
         if name.rpartition(".")[2] not in INSIDE:
             module = importlib.import_module(name)
-            rows = [(code(call_of(f)), parts.summary(f)) for f in layers_of(module)]
-            heads = ("function", "what it computes")
-            title = f"## {home(name)}"
-            sections += [f"{title}\n\n{parts.summary(module)}\n\n{table(heads, rows)}"]
-    return "\n".join(sections)
+            rows.append((f"**{home(name)}**", parts.summary(module)))
+            rows += [(code(call_of(f)), parts.summary(f)) for f in layers_of(module)]
+    return LAYERS + "\n" + table(("file and its functions", "what it computes"), rows)
 
 
 def layers_of(module):
@@ -159,9 +158,10 @@ def part_rows(kind, name, function):
     # The data need not fill an argument whose default is a number.
     unset = [name for name, p in accepted.items() if p.default in (p.empty, None)]
     facts = [name for name in unset if name in parts.FACTS]
-    rows = [(f"**[{name}]({target(function.__module__)})**", parts.summary(function), "")]
+    about = parts.summary(function)
     if facts:
-        rows.append((", ".join(map(code, facts)), "taken from the data if left out", ""))
+        about += f" Taken from the data if left out: {', '.join(map(code, facts))}."
+    rows = [(f"**[{name}]({target(function.__module__)})**", about, "")]
     return rows + [argument(p) for name, p in accepted.items() if name not in facts]
 
 
