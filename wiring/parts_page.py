@@ -139,16 +139,13 @@ def keys_of(options):
 def part_list(kind):
     """All parts of a kind."""
     functions, _ = find(kind)
-    lines = [
-        f"## Parts: {kind}",
-        "",
-        f"In {' and '.join(map(home, KINDS[kind].homes))}.",
-    ]
+    lines = [f"## Parts: {kind}"]
     if kind in EXTRA_KEYS:
         about = "Besides `name` and `args`, the object of a part may have"
         lines += ["", f"{about} [these keys](watch.md#metrics):", "", extra(kind)]
     rows = [row for name, function in functions.items() for row in part_rows(kind, name, function)]
-    heads = ("part and its arguments", "what it does; type of an argument", "default")
+    homes = " and ".join(map(home, KINDS[kind].homes))
+    heads = (f"parts in {homes}, and arguments", "what it does; type of an argument", "default")
     return "\n".join(lines) + "\n\n" + table(heads, rows)
 
 
