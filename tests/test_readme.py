@@ -1,6 +1,6 @@
-"""README.md, docs/configure.md, docs/add_your_own.md and docs/parts.md: every example runs, every
-message is the one that the program prints, and what is counted or generated is current. That all
-commands are accepted, and all links have targets, is in test_docs.py."""
+"""README.md and the pages of docs/ in PAGES: every example runs, every message is the one that the
+program prints, and what is counted or generated is current. That all commands are accepted, and all
+links have targets, is in test_docs.py."""
 
 import itertools
 import json
@@ -27,10 +27,17 @@ from wiring.config import read
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {
     path: (ROOT / path).read_text()
-    for path in ("README.md", "docs/configure.md", "docs/add_your_own.md", "docs/parts.md")
+    for path in (
+        "README.md",
+        "docs/configure.md",
+        "docs/training.md",
+        "docs/python.md",
+        "docs/add_your_own.md",
+        "docs/parts.md",
+    )
 }
 README, OWN = PAGES["README.md"], PAGES["docs/add_your_own.md"]
-CONFIGURE = PAGES["docs/configure.md"]
+CONFIGURE, TRAINING = PAGES["docs/configure.md"], PAGES["docs/training.md"]
 
 
 def blocks(page, language):
@@ -120,14 +127,14 @@ def test_the_example_of_fit(flowers):
     assert (np.asarray(scope["logits"]).argmax(1) == y_test).mean() > 0.9
 
 
-# docs/configure.md
+# docs/configure.md, docs/training.md and docs/python.md
 
 
 def test_the_messages_for_mistakes():
     (words,) = re.findall(r"train\.py (model\.name=convnxt .*)", CONFIGURE)
     with pytest.raises(UserError) as error:
         build(read(ROOT / "config.json", words.split()), "config.json")
-    assert f"{error.value}\n" == block_of_text("no model 'convnxt'")
+    assert f"{error.value}\n" == block_of_text(CONFIGURE, "no model 'convnxt'")
     (shown,) = blocks(README, "text")
     assert set(shown.splitlines()) <= set(str(error.value).splitlines())
 
@@ -136,7 +143,7 @@ def test_the_table_of_weights(capsys):
     (words,) = re.findall(r"train\.py --check (model=mlp [^`]*)", CONFIGURE)
     config = read(ROOT / "config.json", [*shlex.split(words), "data=digits"])
     train.check(build(config, "config.json"), config, ())
-    assert capsys.readouterr().out.endswith(block_of_text("path "))
+    assert capsys.readouterr().out.endswith(block_of_text(CONFIGURE, "path "))
 
 
 @pytest.mark.slow
@@ -151,7 +158,8 @@ def test_the_message_for_a_value_that_is_not_finite(flowers):
 
     with pytest.raises(RunError) as error:
         fit(mlp((4,), 3), flowers[0], loss=bad, optimizer=adamw(), detect_nans=True)
-    shown, true = (re.sub(r"\s+", " ", text) for text in (block_of_text("sqrt"), str(error.value)))
+    texts = block_of_text(TRAINING, "sqrt"), str(error.value)
+    shown, true = (re.sub(r"\s+", " ", text) for text in texts)
     numbers = r"-?\d[\d.]*"
     form = re.sub(numbers, "N", shown.split("bad (")[1].split("53 of")[0])
     assert form in re.sub(numbers, "N", true)
@@ -163,14 +171,14 @@ def test_fit_with_all_kinds_of_arguments(flowers, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (x, y), (x_val, y_val) = flowers
     scope = {"x": x, "y": y, "x_val": x_val, "y_val": y_val}
-    exec(block_with(CONFIGURE, "run = fit("), scope)
+    exec(block_with(PAGES["docs/python.md"], "run = fit("), scope)
     assert scope["run"].history[-1]["val_accuracy"] > 0.9
     assert {"metrics.csv", "metrics.jsonl"} <= {path.name for path in Path("runs/a").iterdir()}
 
 
-def block_of_text(start):
-    """The only block of text in docs/configure.md that contains this."""
-    (text,) = [text for text in blocks(CONFIGURE, "text") if start in text]
+def block_of_text(page, part):
+    """The only block of text on a page that contains this."""
+    (text,) = [text for text in blocks(page, "text") if part in text]
     return text
 
 
@@ -209,7 +217,7 @@ def test_every_kind_has_an_example_of_your_own():
     (config,) = blocks(OWN, "json")
     code = "\n".join(code for _, code in module_blocks(OWN))
     defined = re.findall(r"^def (\w+)\([^)]*\) -> (\w+):", code, re.MULTILINE)
-    kinds = set(KINDS) - {"collate_fn", "parse"}  # in docs/data.md
+    kinds = set(KINDS) - {"collate_fn", "parse"}  # in docs/batches.md and docs/data.md
     kinds -= {"tokenizer"}
     assert "() -> Tokenizer:" in (ROOT / "docs" / "language_models.md").read_text()
     assert {marker(kind).__name__ for kind in kinds} == {annotation for _, annotation in defined}

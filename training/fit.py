@@ -441,7 +441,7 @@ def check_part(kind, value):
     check_named(kind, value)
     cls = value if isinstance(value, type) else type(value)
     if kind == "model" and adapter_for(cls):
-        fix = "wrap it: docs/add_your_own.md#a-model-of-another-library"
+        fix = "wrap it: docs/other_libraries.md"
         raise UserError(f"model: {cls.__name__} is of another library; {fix}")
     needed = KINDS[kind].attributes
     missing = [name for name in needed if not hasattr(value, name) or value is cls]

@@ -26,7 +26,7 @@ class Kind(NamedTuple):
     some: tuple[str, ...] = ()  # attributes of which it must have one; "on_*" is any hook
 
 
-OTHER = "add_your_own.md#a-model-of-another-library"
+OTHER = "other_libraries.md"
 OWN, CALLBACKS = "add_your_own.md", "training.watching.callbacks"
 KINDS = {
     kind.name: kind
@@ -133,7 +133,7 @@ KINDS = {
             ("data_loader.loader",),
             "data_loader.base:Batch",
             "a function: list of examples -> batch",
-            "data.md#batches",
+            "batches.md#batches",
             given=1,
         ),
         Kind(

@@ -25,13 +25,15 @@ INTRODUCTION = """\
 to write a part.
 
 A part is named by a string, `"adamw"`, or by an object with its arguments,
-`{"name": "adamw", "args": {"lr": 0.01}}`. `[an integer, ...]` is a list of any length.
+`{"name": "adamw", "args": {"lr": 0.01}}`. In a table of parts, a bold name is a part, with a link
+to its source; the rows below it are its arguments. `[an integer, ...]` is a list of any length.
 """
 LAYERS = """\
 # The layers
 
-`make schema` writes this page from the signatures in `model/layers/`. `<layer>_init(key, ...)`
-returns the params of a layer, `<layer>(params, x)` applies it. Import them as in
+`make schema` writes this page from the signatures in `model/layers/`. A bold row is a file, the
+rows below it are its functions. `<layer>_init(key, ...)` returns the params of a layer,
+`<layer>(params, x)` applies it. Import them as in
 `from model.layers.linear import linear, linear_init`;
 [a layer of your own](add_your_own.md#a-layer) is added in the same way.
 """
@@ -50,15 +52,13 @@ def text():
 
 def layers_text():
     """The content of docs/layers.md."""
-    sections = [LAYERS]
+    rows = []
     for name in modules(("model.layers",)):
         if name.rpartition(".")[2] not in INSIDE:
             module = importlib.import_module(name)
-            rows = [(code(call_of(f)), parts.summary(f)) for f in layers_of(module)]
-            heads = ("function", "what it computes")
-            title = f"## {home(name)}"
-            sections += [f"{title}\n\n{parts.summary(module)}\n\n{table(heads, rows)}"]
-    return "\n".join(sections)
+            rows.append((f"**{home(name)}**", parts.summary(module)))
+            rows += [(code(call_of(f)), parts.summary(f)) for f in layers_of(module)]
+    return LAYERS + "\n" + table(("file and its functions", "what it computes"), rows)
 
 
 def layers_of(module):
@@ -139,25 +139,27 @@ def keys_of(options):
 def part_list(kind):
     """All parts of a kind."""
     functions, _ = find(kind)
-    lines = [
-        f"## Parts: {kind}",
-        "",
-        f"In {' and '.join(map(home, KINDS[kind].homes))}.",
-    ]
+    lines = [f"## Parts: {kind}"]
     if kind in EXTRA_KEYS:
         about = "Besides `name` and `args`, the object of a part may have"
         lines += ["", f"{about} [these keys](watch.md#metrics):", "", extra(kind)]
-    for name, function in functions.items():
-        lines += ["", f"### {name}", "", parts.summary(function)]
-        accepted = parts.config_arguments(kind, function)
-        # The data need not fill an argument whose default is a number.
-        unset = [name for name, p in accepted.items() if p.default in (p.empty, None)]
-        facts = [name for name in unset if name in parts.FACTS]
-        if facts:
-            lines += ["", f"Taken from the data if left out: {', '.join(map(code, facts))}."]
-        if rows := [argument(p) for name, p in accepted.items() if name not in facts]:
-            lines += ["", table(("argument", "type", "default"), rows).rstrip()]
-    return "\n".join(lines) + "\n"
+    rows = [row for name, function in functions.items() for row in part_rows(kind, name, function)]
+    homes = " and ".join(map(home, KINDS[kind].homes))
+    heads = (f"parts in {homes}, and arguments", "what it does; type of an argument", "default")
+    return "\n".join(lines) + "\n\n" + table(heads, rows)
+
+
+def part_rows(kind, name, function):
+    """The rows of a part: itself, then its arguments."""
+    accepted = parts.config_arguments(kind, function)
+    # The data need not fill an argument whose default is a number.
+    unset = [name for name, p in accepted.items() if p.default in (p.empty, None)]
+    facts = [name for name in unset if name in parts.FACTS]
+    about = parts.summary(function)
+    if facts:
+        about += f" Taken from the data if left out: {', '.join(map(code, facts))}."
+    rows = [(f"**[{name}]({target(function.__module__)})**", about, "")]
+    return rows + [argument(p) for name, p in accepted.items() if name not in facts]
 
 
 def extra(kind):
@@ -180,10 +182,14 @@ def argument(parameter):
 
 
 def home(module):
-    """A link to the file or the folder of a module."""
+    """A link to the file or the folder of a module, with its path as the text."""
+    return f"[{target(module).removeprefix('../')}]({target(module)})"
+
+
+def target(module):
+    """The path of the file or the folder of a module, as a page of docs/ links to it."""
     path = module.replace(".", "/")
-    path = f"{path}/" if (ROOT / path).is_dir() else f"{path}.py"
-    return f"[{path}](../{path})"
+    return f"../{path}/" if (ROOT / path).is_dir() else f"../{path}.py"
 
 
 def code(shown):

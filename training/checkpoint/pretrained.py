@@ -200,7 +200,7 @@ class Pretrained:
         if any(line.startswith(("missing", "unexpected", "it has none")) for line in lines):
             lines.append(
                 "`rules` turn arrays into the model's leaves, `fresh` lists the leaves that keep "
-                "their initial values (docs/configure.md#start-from-pretrained-weights)"
+                "their initial values (docs/fine_tuning.md#start-from-pretrained-weights)"
             )
         if any(line.endswith("(transpose it)") for line in lines):
             lines.append('a rule with a form transposes: [regex, name of the leaf, "OI->IO"]')
