@@ -366,7 +366,7 @@ def test_a_class_of_another_library_is_explained(library, valid, kind, node, fou
     message = str(error.value)
     assert found in message
     assert needed in message
-    assert ".md#" in message
+    assert "docs/" in message
 
 
 def test_a_class_of_ones_own_may_be_a_part(library, valid):
