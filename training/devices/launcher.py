@@ -31,11 +31,10 @@ def launch(count):
     environment |= {"JAX_NUM_PROCESSES": str(count), "PYTHONUNBUFFERED": "1"}
     own = [{"JAX_PROCESS_ID": str(i)} | share_of_gpus(i, count) for i in range(count)]
     processes = [start(environment | variables) for variables in own]
-    forwarders = [
-        threading.Thread(target=forward, args=(number, stream, out))
-        for number, process in enumerate(processes)
-        for stream, out in ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
-    ]
+    first_with = {}  # {error line: the process that printed it first}; all print most errors
+    streams = [(i, p.stdout, sys.stdout, None) for i, p in enumerate(processes)]
+    streams += [(i, p.stderr, sys.stderr, first_with) for i, p in enumerate(processes)]
+    forwarders = [threading.Thread(target=forward, args=stream) for stream in streams]
     for forwarder in forwarders:
         forwarder.start()
     try:
@@ -86,10 +85,12 @@ def share_of_gpus(number, count, devices=Path("/dev"), option="--processes"):
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[number * each : (number + 1) * each])}
 
 
-def forward(number, stream, out):
-    """Print the lines of process `number` with its number in front."""
+def forward(number, stream, out, first_with):
+    """Print the lines of process `number` with its number in front. With `first_with`, {line: the
+    process that printed it first}, other processes do not repeat it."""
     for line in stream:
-        if line.startswith("[Gloo] Rank"):  # C++ logs every connection
+        repeated = first_with is not None and first_with.setdefault(line, number) != number
+        if repeated or line.startswith("[Gloo] Rank"):  # C++ logs every connection
             continue
         # The launcher's output may be closed; its processes must still be able to write.
         with suppress(OSError):
