@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from training.devices.signals import handled
-from utils import DONE, FAILED, STOPPED, WINDOWS, UserError
+from utils import BAD_INPUT, DONE, FAILED, STOPPED, WINDOWS, UserError
 
 GRACE = 10.0  # seconds that the other processes have for their messages after one has failed
 SCHEDULERS = ("SLURM_", "OMPI_", "PMIX_", "PMI_")  # with these, JAX would look for other processes
@@ -135,9 +135,7 @@ def wait_for(processes, interrupts):
     if interrupts.count < 2:
         name = signal.Signals(-code).name if code < 0 else ""
         how = f"was ended by {name}" if name else f"ended with exit code {code}"
-        print(
-            f"Process {processes.index(first)} {how}, so all are ended. "
-            "--resume auto continues from the last checkpoint, if there is one",
-            file=sys.stderr,
-        )
+        hint = ". --resume auto continues from the last checkpoint, if there is one"
+        ending = f"Process {processes.index(first)} {how}, so all are ended"
+        print(ending if code == BAD_INPUT else ending + hint, file=sys.stderr)
     return code if code > 0 else STOPPED if interrupts.count else FAILED
