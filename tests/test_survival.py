@@ -173,7 +173,7 @@ def assert_all_ended_the_same(workdir, title, *arguments, reference, more_saved=
 def wait_for_training(process):
     """Wait until the first program is compiled and the first loss is logged."""
     for line in process.stdout:
-        if "-- Loss: " in line:  # not that of the initial evaluation
+        if "-- Loss: " in line or "[train] avg Loss: " in line:  # not the initial evaluation
             return
 
 
