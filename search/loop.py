@@ -24,7 +24,7 @@ class Worker(NamedTuple):
 
 def train_all(sweep, command, start):
     """Train what is left of a sweep, by `start(command, slot, workers)`; returns the exit code."""
-    workers, processes, told = {}, [], False  # {slot: Worker}
+    workers, processes, is_waiting = {}, [], False  # {slot: Worker}
     interrupts = Interrupts(processes)
     if sweep.due()[0] or sweep.may_propose():
         echo(sweep.form_text(), flush=True)
@@ -47,9 +47,9 @@ def train_all(sweep, command, start):
             if not workers:
                 if not sweep.due()[0]:
                     break
-                if not told:
+                if not is_waiting:
                     echo("Waiting for trials that other processes train", flush=True)
-                told = True
+                is_waiting = True
             for slot in wait(workers):
                 worker = workers.pop(slot)
                 processes.remove(worker.process)

@@ -356,8 +356,8 @@ def propose(sweep):
     pause = next(sweep.spec.pauses(sweep.epochs), math.inf)  # all trials are compared there
     for trial in sweep.trials:
         score = trial.score(pause) if trial.finished or trial.epochs >= pause else None
-        told = None if score is None else sweep.sign * score
-        sampler.tell(trial.values, told, failed=trial.failed is not None)
+        loss = None if score is None else sweep.sign * score
+        sampler.tell(trial.values, loss, failed=trial.failed is not None)
     create(proposal_file(sweep.folder, number), json.dumps(sampler.ask(number)))
     return read_sweep(sweep.folder)
 
