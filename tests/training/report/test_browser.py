@@ -112,7 +112,10 @@ def test_a_gap_is_not_drawn(chromium, tmp_path):
     ("low", "high"),
     [(24850, 24950), (1.2e7, 1.21e7), (1.20e-4, 1.23e-4), (0, 1e-5), (0, 3e8), (3, 9e4), (-2, 2)],
 )
-def test_neighbouring_ticks_have_different_labels_which_are_their_values(chromium, low, high):
+def test_neighbouring_ticks_have_different_labels_which_are_their_values(
+    chromium, low, high, tmp_path
+):
+    show(chromium, write_report([save(tmp_path / "run")]))
     pairs = chromium.js(f"ticks({low}, {high}, 5)")
     labels = [label for _, label in pairs]
     assert len(set(labels)) == len(labels) > 1
