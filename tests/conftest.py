@@ -13,6 +13,8 @@ import tempfile
 
 import pytest
 
+from tests.shapes import check_shapes_in_all_tests, set_checks
+
 CACHE = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
@@ -29,9 +31,20 @@ if IS_OWNER:  # before anything imports jax
     os.environ |= CACHE | {"JAX_COMPILATION_CACHE_DIR": folder}
 
 
+check_shapes_in_all_tests()
+
+
 def pytest_unconfigure():
     if IS_OWNER:
         shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+
+
+@pytest.fixture
+def without_shape_checks():
+    """For a test of a message about shapes, which the check of our own shapes would replace."""
+    set_checks(False)
+    yield
+    set_checks(True)
 
 
 @pytest.fixture
