@@ -39,6 +39,7 @@ torture: $(VENV)/test.done
 lint: $(VENV)/test.done
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright --level error
 
 format: $(VENV)/test.done
 	$(BIN)/ruff check --fix .
