@@ -3,6 +3,7 @@
 import glob
 import os
 import re
+from collections.abc import Iterator
 
 from utils import UserError
 from utils.files import check_kind
@@ -10,7 +11,7 @@ from utils.files import check_kind
 MOST_FILES = 100_000  # of one pattern
 
 
-def paths(pattern, ending):
+def paths(pattern: str, ending: str) -> list[str]:
     """The files of a path or a pattern, sorted; the `ending` is that of the example in a message.
 
     Where a pattern with `*` matches files numbered `-00000-of-00010`, all of them must exist; and
@@ -45,14 +46,14 @@ def paths(pattern, ending):
     return files
 
 
-def files_below(folder):
+def files_below(folder: str) -> Iterator[str]:
     """The files of a folder and of all folders in it, but for hidden ones."""
     for path, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]  # as .git
         yield from (os.path.join(path, name) for name in names if not name.startswith("."))
 
 
-def check_numbers(files):
+def check_numbers(files: list[str]) -> None:
     """Refuse files numbered as `-00000-of-00010` if some are missing, or there are two series."""
     numbered = [re.fullmatch(r"(.*-)(\d+)(-of-0*(\d+).*)", path) for path in files]
     series = {(m[1], len(m[2]), m[3], int(m[4])) for m in numbered if m}

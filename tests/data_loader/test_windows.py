@@ -8,8 +8,7 @@ import pytest
 
 from data_loader.base import fingerprint, loaded
 from data_loader.loader import collate, epoch_order, split
-from data_loader.tokens import tokens
-from data_loader.windows import IGNORED, Stream, Windows
+from data_loader.tokens import IGNORED, Stream, Windows, tokens
 from utils import UserError
 
 pytestmark = pytest.mark.contract
