@@ -126,7 +126,7 @@ class Arrays:
 def fingerprint(dataset: Dataset) -> str:
     """A short hash of a dataset: of all its arrays, or else of its length, first and last example.
     A dataset may have its own `fingerprint()`."""
-    own = getattr(dataset, "fingerprint", None)
+    own: Callable[[], str] | None = getattr(dataset, "fingerprint", None)
     if callable(own):
         return own()
     if type(dataset) is Arrays:
@@ -137,7 +137,7 @@ def fingerprint(dataset: Dataset) -> str:
     for name, leaf in named_nest(content):
         leaf = np.asarray(leaf, order="C")
         digest.update(f"{name} {leaf.shape} {leaf.dtype.str}".encode())
-        digest.update(leaf)
+        digest.update(leaf)  # pyright: ignore[reportArgumentType]  # NumPy hides its buffers
     return digest.hexdigest()[:16]
 
 
@@ -244,10 +244,8 @@ class Batches:
                 f"data: the {name} set has {known} batches, but `sizes` and loader.batch_size make "
                 f"{steps}; `sizes` counts the examples that an epoch yields"
             )
-        if hasattr(iterable, "start_at"):
-            self.start_at = lambda epoch, batch: self.checked(
-                iterable.start_at(epoch, batch), batch
-            )
+        if start_at := getattr(iterable, "start_at", None):
+            self.start_at = lambda epoch, batch: self.checked(start_at(epoch, batch), batch)
 
     def __len__(self) -> int:
         return len(self.iterable)  # pyright: ignore[reportArgumentType]  # a TypeError: unknown
@@ -296,8 +294,8 @@ def loaded(data: Data, options: BatchOptions | None = None) -> dict[str, AnyData
             f"{sorted(data.sizes)}; they must be the same"
         )
     for name, dataset in sets.items():
-        own = options and options.of(name)
-        if not has_items(dataset) and own and hasattr(dataset, "__iter__"):
+        own = options.of(name) if options else None
+        if not has_items(dataset) and own and isinstance(dataset, Iterable):
             sets[name] = Batches(name, dataset, data, own.batch_size)
             continue
         if not has_items(dataset):
@@ -312,12 +310,12 @@ def loaded(data: Data, options: BatchOptions | None = None) -> dict[str, AnyData
                 f"data: the {name} set has {len(dataset)} examples, "
                 f"`sizes` says {data.sizes[name]}{hint}"
             )
-        collate_fn = own and own.collate_fn
+        collate_fn = own.collate_fn if own else None
         actual, expected = (
             _form_of(one, collate_fn) for one in (read_example(dataset, 0), data.example)
         )
         if actual != expected:
-            of_held_out = name != "train" and own and options.eval_collate_fn
+            of_held_out = name != "train" and options and options.eval_collate_fn
             option = "eval_collate_fn" if of_held_out else "collate_fn"
             fix = f"; loader.{option} must give all batches one form" if collate_fn else ""
             raise UserError(

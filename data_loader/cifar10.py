@@ -5,6 +5,7 @@ import tarfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -74,7 +75,8 @@ def _unpack(archive: Path) -> dict[str, bytes]:
     contents, size = {}, PER_FILE * RECORD
     try:
         with open_file(archive, MOST_PACKED) as file:
-            unpacked = UpTo(gzip.GzipFile(fileobj=file), MOST_UNPACKED)
+            # Any: tarfile's types ask for more than it uses.
+            unpacked: Any = UpTo(gzip.GzipFile(fileobj=file), MOST_UNPACKED)
             with tarfile.open(fileobj=unpacked, mode="r|", bufsize=2**20) as tar:
                 for member in tar:
                     if member.name in files and member.size == size and member.isfile():

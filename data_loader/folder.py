@@ -4,7 +4,8 @@ import math
 import os
 from collections import deque
 from collections.abc import Collection, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -80,7 +81,7 @@ class Images:
         self.files = files  # [(path, label)]
         self.classes = classes
         self.image_size = image_size
-        self.color = color
+        self.color: Color = color
         self.threads = threads
         shape = (*image_size, MODES[color][1])
         kept = min(len(files), cache_bytes // math.prod(shape))
@@ -116,18 +117,18 @@ class Images:
     def read_batches(self, order: np.ndarray, collate_fn: CollateFn) -> Iterator[Batch]:
         """One batch for each row of `order`. While one is collected, threads decode the next."""
         pool = ThreadPoolExecutor(self.threads, "decode")
-        ahead: deque[list[Future]] = deque()
+        ahead: deque[Iterator[list]] = deque()
 
         def examples(piece: np.ndarray) -> list[tuple[np.ndarray, np.int32]]:
             return [self[int(i)] for i in piece]
 
         def collect() -> Batch:
-            return collated([one for task in ahead.popleft() for one in task.result()], collate_fn)
+            return collated(list(chain.from_iterable(ahead.popleft())), collate_fn)
 
         try:
             for row in order:
                 pieces = np.split(row, range(PIECE, len(row), PIECE))
-                ahead.append([pool.submit(examples, piece) for piece in pieces])
+                ahead.append(pool.map(examples, pieces))
                 if len(ahead) > 1:
                     yield collect()
             while ahead:

@@ -36,7 +36,7 @@ from data_loader.base import (
 )
 from data_loader.loader import collated
 from data_loader.nest import map_nest, named_nest
-from data_loader.paths import paths
+from data_loader.paths import paths, reading
 from data_loader.records import numpy_example
 from data_loader.workers import Workers
 from utils import Damaged, RunError, UserError, cut, format_bytes, where_and_why
@@ -272,11 +272,8 @@ class RecordFiles:
 
 def _opened(path: str) -> "RecordFile":
     """The records of one file, whose format is recognized by its first bytes."""
-    try:
-        with open_file(path) as file:
-            head = file.read(512)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    with reading(path), open_file(path) as file:
+        head = file.read(512)
     if not head and path.endswith((".tar", ".array_record")):
         raise UserError(f"{path}: is empty; write or copy it again")
     if head[257:262] == b"ustar":
@@ -428,7 +425,8 @@ def _members(path: str) -> Iterator[tuple[str, str, int, int]]:
         headers: Any = Pieces(file := open_file(path), MOST_HEADER)
         with file, tarfile.open(fileobj=headers, mode="r:") as archive:
             while (member := archive.next()) is not None:
-                archive.members = []  # or the list would grow with every member
+                # Or this list, which tarfile's types lack, would grow with every member.
+                archive.members = []  # pyright: ignore[reportAttributeAccessIssue]
                 count += 1
                 named = MEMBER.fullmatch(member.name)
                 if member.isreg() and not member.issparse() and named:

@@ -14,7 +14,7 @@ from data_loader import grain, table
 from data_loader.base import Data
 from data_loader.grain import MEMORY_MB
 from data_loader.images import Color, ImageSize, image_in, need_pillow, pixels
-from data_loader.paths import files_below
+from data_loader.paths import files_below, reading
 from data_loader.table import LONGEST_LINE, TIMES_LARGER
 from utils import UserError, check_memory, cut
 from utils.files import check_kind, open_file
@@ -126,15 +126,14 @@ def check_local(path: str) -> None:
     larger than the memory; `path` may be a file, a folder, a pattern, or a name on the Hub."""
     named = [path] if os.path.exists(path) else glob.glob(path, recursive=True)
     for file in islice(chain.from_iterable(map(files_at, named)), MOST_FILES):
-        try:
+        with reading(file):
             size = check_kind(file).st_size
             # Lines are read one by one, but each as a whole.
             if size > LONGEST_LINE and file.endswith((".csv", ".tsv", ".txt", ".json", ".jsonl")):
                 with open_file(file) as opened:
                     is_one_line = not opened.readline(LONGEST_LINE).endswith(b"\n")
-                check_memory(file, size * TIMES_LARGER if is_one_line else 0)
-        except OSError as error:
-            raise UserError(f"{file}: cannot be read: {error.strerror}") from error
+                if is_one_line:
+                    check_memory(file, size * TIMES_LARGER)
 
 
 def files_at(path: str) -> Iterable[str]:

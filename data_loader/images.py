@@ -67,7 +67,8 @@ def decoded(file: IO[bytes], image_size: ImageSize, color: Color) -> np.ndarray:
             size = f"{image.width} x {image.height} pixels"
             raise ValueError(f"it has {size}; at most {MOST_PIXELS:,} are decoded")
         if image_size is not None:
-            image.draft(None, (DRAFT * max(image_size),) * 2)  # either side may become the height
+            side = DRAFT * max(image_size)  # either side may become the height
+            image.draft(None, (side, side))
         upright = with_8_bits(ImageOps.exif_transpose(image), image.format)
         upright = upright.convert(MODES[color][0])
     if image_size is not None:

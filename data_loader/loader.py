@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import Any, TypeAlias, TypeGuard, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -77,26 +77,9 @@ class Subset:
 
     def __getitem__(self, index: int | np.ndarray) -> Nest:
         chosen = self.indices[index]
-        if takes_rows(self.dataset):
+        if type(self.dataset) is Arrays:
             return self.dataset[chosen]
         return read_example(self.dataset, int(chosen))
-
-    def read_batches(self, order: np.ndarray, collate_fn: CollateFn) -> Iterator[Batch]:
-        """The batches, read by the whole dataset, which must have this method."""
-        whole: Any = self.dataset
-        return whole.read_batches(self.indices[order], collate_fn)
-
-
-def takes_rows(dataset: Dataset) -> TypeGuard[Arrays | Subset]:
-    """Whether dataset[array of indices] returns many examples; only Arrays guarantees that."""
-    return type(dataset) is Arrays or (type(dataset) is Subset and takes_rows(dataset.dataset))
-
-
-def reads_batches(dataset: Dataset) -> bool:
-    """Whether a dataset has its own way to read batches."""
-    if type(dataset) is Subset:
-        return reads_batches(dataset.dataset)
-    return hasattr(dataset, "read_batches")
 
 
 def in_epoch(dataset: Dataset, seed: int, epoch: int) -> Dataset:
@@ -153,9 +136,10 @@ class FirstBatches:
 
 def first_batches(dataset: AnyDataset, count: int, batch_size: int) -> AnyDataset:
     """The first `count` batches of a dataset, or of an iterable of batches, as the same kind."""
-    if not has_items(dataset):
-        return FirstBatches(dataset, count)
-    return _subset(dataset, np.arange(min(len(dataset), count * batch_size)))
+    if has_items(dataset):
+        return _subset(dataset, np.arange(min(len(dataset), count * batch_size)))
+    assert isinstance(dataset, Iterable)
+    return FirstBatches(dataset, count)
 
 
 def collate(examples: list[Nest]) -> Batch:
@@ -208,13 +192,15 @@ def batches(
     dataset: Dataset, order: np.ndarray, collate_fn: CollateFn = collate, start: int = 0
 ) -> Iterator[Nest]:
     """One batch for each row of `order`, from row `start` on."""
-    if reads_batches(dataset):
-        reader: Any = dataset
-        yield from reader.read_batches(order[start:], collate_fn)
-    elif takes_rows(dataset) and collate_fn is collate:
-        yield from (dataset[row] for row in order[start:])
+    order = order[start:]
+    while type(dataset) is Subset:
+        dataset, order = dataset.dataset, dataset.indices[order]
+    if read_batches := getattr(dataset, "read_batches", None):
+        yield from read_batches(order, collate_fn)
+    elif type(dataset) is Arrays and collate_fn is collate:
+        yield from (dataset[row] for row in order)
     else:
-        yield from (one_by_one(dataset, row, collate_fn) for row in order[start:])
+        yield from (one_by_one(dataset, row, collate_fn) for row in order)
 
 
 def one_by_one(dataset: Dataset, row: np.ndarray, collate_fn: CollateFn) -> Nest:
@@ -227,8 +213,6 @@ def one_by_one(dataset: Dataset, row: np.ndarray, collate_fn: CollateFn) -> Nest
         other = next((i for i, form in enumerate(forms) if form != forms[0]), None)
         if other is None or collate_fn is not collate:
             raise
-        while type(dataset) is Subset:
-            dataset, row = dataset.dataset, dataset.indices[row]
         raise UserError(f"{error}; compare the examples {row[0]} and {row[other]}") from error
 
 
@@ -238,6 +222,7 @@ def first_inputs(
     """The inputs of a training set of pairs (x, y), batch by batch and each once; with a `limit`,
     only the inputs of the first batches of a shuffled epoch."""
     if not has_items(dataset):
+        assert isinstance(dataset, Iterable)
         yield from (map_nest(np.asarray, batch[0]) for batch in islice(dataset, limit))
         return
     size = options.batch_size
@@ -255,7 +240,7 @@ def first_inputs(
 def prefetch(iterable: Iterable[Item], depth: int = 2) -> Iterator[Item]:
     """The items of an iterable; a thread makes the next `depth` of them ahead of time."""
     iterator: Iterator[Any] = iter(iterable)
-    end = object()
+    end: Any = object()
     pool = ThreadPoolExecutor(1, "prefetch")
     try:
         ahead = deque(pool.submit(next, iterator, end) for _ in range(depth))
@@ -309,9 +294,10 @@ def _form(name: str, batch: Nest) -> tuple[int, BatchForm]:
     """The size of the first axis of a batch, and its form."""
     leaves = dict(named_nest(batch))
     sizes = {leaf: a.shape[0] if a.ndim else None for leaf, a in leaves.items()}
-    if len(set(sizes.values())) != 1 or None in sizes.values():
+    first, *others = set(sizes.values()) or {None}
+    if first is None or others:
         raise UserError(f"{name}: every array needs the same first axis; found {sizes}")
-    return next(iter(sizes.values())), {leaf: (a.shape[1:], a.dtype) for leaf, a in leaves.items()}
+    return first, {leaf: (a.shape[1:], a.dtype) for leaf, a in leaves.items()}
 
 
 def _show(form: BatchForm) -> str:

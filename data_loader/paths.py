@@ -4,6 +4,8 @@ import glob
 import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from utils import UserError
 from utils.files import check_kind
@@ -37,13 +39,20 @@ def paths(pattern: str, ending: str) -> list[str]:
             f"data/train-*{os.path.splitext(pattern)[1] or ending}"
         )
     for path in files:
-        try:
+        with reading(path):
             check_kind(path)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     if "*" in pattern:
         check_numbers(files)
     return files
+
+
+@contextmanager
+def reading(path: str | Path) -> Iterator[None]:
+    """Name the file if it cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 def files_below(folder: str) -> Iterator[str]:

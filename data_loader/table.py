@@ -33,7 +33,7 @@ FEW = 100  # different texts that any column may have
 class Table(NamedTuple):
     """The cells of a file by column, as texts; None is a missing cell."""
 
-    path: str | Path
+    path: str
     columns: dict[str, list[str | None]]
     lines: list[int]  # where each row is in the file
     texts: frozenset[str] = frozenset()  # columns of texts or truth values, also if all are digits
@@ -117,7 +117,7 @@ def read_csv(path: str | Path, missing: Collection[str], separator: str) -> Tabl
         raise UserError(f"{path}: {below if names else 'is empty'}")
     cells = ([cell.strip() for cell in column] for column in zip(*rows, strict=True))
     values = ([None if cell in missing else cell for cell in column] for column in cells)
-    return Table(path, dict(zip(names, values, strict=True)), lines)
+    return Table(str(path), dict(zip(names, values, strict=True)), lines)
 
 
 def lines_in(path: str | Path, text: TextIO) -> Iterator[str]:
@@ -160,7 +160,7 @@ def read_parquet(path: str | Path) -> Table:
     columns = {name: list(map(as_text, table[name].to_pylist())) for name in table.column_names}
     words = ("string", "large_string", "bool", "dictionary")
     texts = frozenset(each.name for each in table.schema if str(each.type).startswith(words))
-    return Table(path, columns, list(range(2, 2 + table.num_rows)), texts)
+    return Table(str(path), columns, list(range(2, 2 + table.num_rows)), texts)
 
 
 def as_text(value: Any) -> str | None:

@@ -12,14 +12,14 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from data_loader.base import Data, DataOfHelper, Tokenizer, UntrainedTokenizer, named_sets
 from data_loader.cache import cached
 from data_loader.loader import SPLIT, random_stream
-from data_loader.paths import files_below, paths
+from data_loader.paths import files_below, paths, reading
 from data_loader.tokenizers.plain import UntrainedCharacters, characters, token_dtype
 from data_loader.tokenizers.saved import from_json
 from data_loader.tokens import ABOUT, Stream, window_data
@@ -224,14 +224,11 @@ def parts_of(file: str, separator: str | None = None, field: str = FIELD) -> lis
 
 def text_of(path: str, start: int = 0, size: int | None = None, line: int = 1) -> str:
     """The text of a file, or of `size` bytes from `start` on, where `line` begins."""
-    try:
-        with open_file(path) as file:
-            size = os.fstat(file.fileno()).st_size if size is None else size
-            check_memory(path, size)
-            file.seek(start)
-            data = file.read(size)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    with reading(path), open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size if size is None else size
+        check_memory(path, size)
+        file.seek(start)
+        data = file.read(size)
     return decoded(path, data, start, line)
 
 
@@ -315,12 +312,15 @@ class Given(NamedTuple):
         return self.made
 
 
+# {set: the indices of its documents in a part, or None for all of them}
+SetRows: TypeAlias = dict[str, np.ndarray | list[int] | None]
+
+
 class Corpus(NamedTuple):
     """Parts of text whose documents belong to sets."""
 
     parts: list[Part | Given]
-    # for each part, {set: the indices of its documents, or None for all of them}
-    rows: list[dict[str, np.ndarray | list[int] | None]]
+    rows: list[SetRows]  # of each part
     shares: dict[str, float]  # of the held-out sets
     several: bool  # whether there are several documents
 
@@ -360,8 +360,8 @@ class Corpus(NamedTuple):
 
     def extended(self, name: str, parts: list[Part]) -> "Corpus":
         """This corpus, with all documents of further parts as a set of their own."""
-        rows = self.rows + [{name: None}] * len(parts)
-        return self._replace(parts=self.parts + parts, rows=rows, several=True)
+        rows: list[SetRows] = [{name: None}] * len(parts)
+        return self._replace(parts=self.parts + parts, rows=self.rows + rows, several=True)
 
 
 def corpus_of(
@@ -386,9 +386,10 @@ def corpus_of(
     if total == 1:
         [document] = [one for part in parts for one in part.documents()]
         made = Given(divided(document, shares))
-        rows = {name: [i] for i, name in enumerate(("train", *shares))}
-        return Corpus([made], [rows], shares, several=False)
-    ends, rows = np.cumsum(counts), [{} for _ in parts]
+        one_each: SetRows = {name: [i] for i, name in enumerate(("train", *shares))}
+        return Corpus([made], [one_each], shares, several=False)
+    ends = np.cumsum(counts)
+    rows: list[SetRows] = [{} for _ in parts]
     for key, indices in split_indices(total, shares, seed, name).items():
         pieces = np.split(indices, np.searchsorted(indices, ends[:-1]))
         for row, piece, first in zip(rows, pieces, ends - counts, strict=True):

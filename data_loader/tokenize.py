@@ -181,7 +181,8 @@ def write_part(tokenizer: Tokenizer, job: tuple[Path, Corpus]) -> None:
     path, part = job
     tokens, size = part.tokens(tokenizer)
     with atomic_file(path) as file:
-        np.savez(file, **tokens, bytes=size)
+        contents: dict[str, Any] = {**tokens, "bytes": size}
+        np.savez(file, **contents)
 
 
 def join(

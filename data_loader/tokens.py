@@ -320,7 +320,7 @@ class Windows:
         """A short hash of windows from all over the stream, and of its length."""
         digest = hashlib.sha256(f"{len(self.stream)} {self.length} {self.boundary}".encode())
         for start in np.linspace(0, len(self.stream) - self.length, SAMPLES, dtype=np.int64):
-            digest.update(self.stream.take(int(start), self.length).astype("<u4"))
+            digest.update(self.stream.take(int(start), self.length).astype("<u4").data)
         return digest.hexdigest()[:16]
 
 
