@@ -5,24 +5,17 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy
 
 from data_loader.base import Arrays, Data, check_labels
 from data_loader.nest import check_type
-from data_loader.npy_files import header_of, zip_file
+from data_loader.npy_files import Header, header_of, zip_file
 from utils import UserError, check_memory, cut
 from utils.files import open_file
 from utils.forms import Count, LocalPath, checked
-
-
-class Header(NamedTuple):
-    """The shape and type of an array, from the header of its .npy file."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
 
 
 @checked
@@ -86,13 +79,13 @@ def _check(path: Path, headers: dict[str, Header], train_headers: dict[str, Head
             )
     counts = {name: header.shape[0] for name, header in headers.items()}
     if len(set(counts.values())) > 1:
-        message = " and ".join(f"{name} has {n} examples" for name, n in counts.items())
-        raise UserError(f"{path}: {message}; the numbers must be the same")
+        found = " and ".join(f"{name} has {n} examples" for name, n in counts.items())
+        raise UserError(f"{path}: {found}; the numbers must be the same")
 
 
 def _header(path: Path, name: str) -> Header:
     with _opened(path, name) as file:
-        return Header(*header_of(file))
+        return header_of(file)
 
 
 def _read(path: Path, name: str) -> np.ndarray:

@@ -152,11 +152,8 @@ class Tokenizer(Protocol):
     the text is an UntrainedTokenizer instead.
     """
 
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def end_of_text(self) -> int | None: ...  # the token that ends a document
+    vocab_size: int
+    end_of_text: int | None  # the token that ends a document
 
     def encode(self, text: str) -> np.ndarray: ...
 

@@ -91,8 +91,10 @@ def _unpack(archive: Path) -> dict[str, bytes]:
         raise RunError(f"{archive}: cannot be read: {error.strerror or error}") from error
     for file in files.values():
         if file not in contents:
-            why = f"it has no file {FOLDER}/{file} of {size} bytes"
-            raise damaged(archive, f"is not the complete archive ({why})")
+            raise damaged(
+                archive,
+                f"is not the complete archive (it has no file {FOLDER}/{file} of {size} bytes)",
+            )
     return contents
 
 

@@ -119,9 +119,10 @@ def strokes(random: np.random.Generator, labels: np.ndarray) -> np.ndarray:
     points = np.empty((n, POINTS, 2), np.float32)
     # 12 is a multiple of 2, 3 and 4, so that all styles of a digit are equally frequent.
     style = random.integers(0, 12, n)
-    for digit, glyphs in enumerate(_glyphs()):
-        for i, (weights, controls) in enumerate(glyphs):
-            rows = np.flatnonzero((labels == digit) & (style % len(glyphs) == i))
+    for digit, styles in enumerate(STYLES):
+        for i, glyph in enumerate(styles):
+            weights, controls = _glyph(glyph)
+            rows = np.flatnonzero((labels == digit) & (style % len(styles) == i))
             tremor = random.normal(0, 0.07, (len(rows), *controls.shape)).astype(np.float32)
             points[rows] = weights @ (controls + tremor)
     turn, slant = random.normal(0, 0.13, n), random.normal(-0.12, 0.17, n)
@@ -168,10 +169,6 @@ def _sampled(points: np.ndarray, length: np.ndarray, random: np.random.Generator
 
 
 @functools.cache
-def _glyphs() -> list[list[tuple[np.ndarray, np.ndarray]]]:
-    return [[_glyph(style) for style in styles] for styles in STYLES]
-
-
 def _glyph(style: str) -> tuple[np.ndarray, np.ndarray]:
     """(weights (POINTS, c), control points (c, 2) in -1..1) of one style.
 

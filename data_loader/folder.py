@@ -87,8 +87,10 @@ class Images:
         kept = min(len(files), cache_bytes // math.prod(shape))
         # The system allocates the memory of an empty array only as it is written.
         self.cache, self.is_cached = np.empty((kept, *shape), np.uint8), np.zeros(kept, bool)
-        size = f"{kept} decoded images are kept in {format_bytes(self.cache.nbytes)} of memory"
-        self.source = f"{source} ({len(files)} files; {size})"
+        self.source = (
+            f"{source} ({len(files)} files; {kept} decoded images are kept in "
+            f"{format_bytes(self.cache.nbytes)} of memory)"
+        )
 
     @property
     def advice(self) -> str:
@@ -192,14 +194,17 @@ def _images(folder: Path) -> list[Path]:
     images = sorted(path for path in is_folder if is_image(path) and not is_folder[path])
     for path in sorted(is_folder):
         if is_image(path, UNREAD) and not is_folder[path]:
-            why = f"images with the ending {path.suffix} are not read"
-            raise UserError(f"{path}: {why}; convert it to PNG or JPEG, or delete it")
+            raise UserError(
+                f"{path}: images with the ending {path.suffix} are not read; convert it to PNG or "
+                "JPEG, or delete it"
+            )
         if not is_folder[path] or path.name.startswith("."):
             continue
         if inner := next(filter(is_image, path.rglob("*")), None):
-            where = f"is in a folder within {folder}, which is read as the folder of a class"
-            fix = f"move it into {folder}; the folders of sets are called train, val and test"
-            raise UserError(f"{inner}: {where}; {fix}")
+            raise UserError(
+                f"{inner}: is in a folder within {folder}, which is read as the folder of a class; "
+                f"move it into {folder}; the folders of sets are called train, val and test"
+            )
     if not images:
         raise UserError(f"{folder}: no images in it; known endings: {', '.join(sorted(ENDINGS))}")
     return images

@@ -189,8 +189,10 @@ class Records:
             first = self.types.get(name, dtype)
             is_wider = dtype.kind in "iu" and not np.can_cast(dtype, first)
             if dtype.kind != first.kind or is_wider:
-                what = f"{name or 'its example'} is {dtype}, but {first} in {self.files.name(0)}"
-                raise UserError(f"{what}; write one type")
+                raise UserError(
+                    f"{name or 'its example'} is {dtype}, but {first} in {self.files.name(0)}; "
+                    "write one type"
+                )
 
     def batch(self, task: tuple[CollateFn, np.ndarray]) -> Batch:
         """One batch of a (collate_fn, row of indices)."""
@@ -436,8 +438,9 @@ def _members(path: str) -> Iterator[tuple[str, str, int, int]]:
             if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
                 raise tarfile.ReadError("a damaged header")
     except (tarfile.TarError, OSError, ValueError, ArithmeticError, RecursionError) as error:
-        why = f"is not a whole tar file: after {count} members: {error}; copy it again"
-        raise Damaged(f"{path}: {why}") from error
+        raise Damaged(
+            f"{path}: is not a whole tar file: after {count} members: {error}; copy it again"
+        ) from error
 
 
 def _read(path: str, start: int, size: int) -> bytes:

@@ -80,9 +80,11 @@ def huggingface(
     for key, rows in sets.items():
         own = tuple(getattr(rows.features[y], "names", None) or classes)
         if own != classes:
-            why = f"numbers its classes as {cut(str(own), 200)}, not as {cut(str(classes), 200)}"
-            fix = "cast both splits to one datasets.ClassLabel"
-            raise UserError(f"{titles[key]}: column {y!r} {why} of the training set; {fix}")
+            raise UserError(
+                f"{titles[key]}: column {y!r} numbers its classes as {cut(str(own), 200)}, not as "
+                f"{cut(str(classes), 200)} of the training set; cast both splits to one "
+                "datasets.ClassLabel"
+            )
     num_classes = len(classes) or largest(sets, y)
     parse = partial(example, x=column, y=y, classes=classes, image_size=image_size, color=color)
     records = {key: RowRecords(rows, [column, y], titles[key]) for key, rows in sets.items()}
@@ -102,8 +104,9 @@ def opened(
     if not hasattr(datasets, "load_dataset"):
         raise UserError(f"{datasets.__file__}: hides the package datasets; rename it")
     if int(datasets.__version__.split(".")[0]) < OLDEST:
-        fix = "pip install --upgrade datasets"
-        raise UserError(f"huggingface: needs datasets {OLDEST} or newer: {fix}")
+        raise UserError(
+            f"huggingface: needs datasets {OLDEST} or newer: pip install --upgrade datasets"
+        )
     if path in FILE_TYPES and not data_files:  # it would search the working folder for files
         raise UserError(f'data_files: name the files of type {path}, as {{"train": "my.{path}"}}')
     for each in (path, *(data_files or {}).values()):
@@ -116,8 +119,9 @@ def opened(
         else:
             found = datasets.load_dataset(path, name, data_files=data_files, revision=revision)
     except Exception as error:  # of any package that it uses
-        why = f"{type(error).__name__}: {cut(str(error), 500)}"
-        raise UserError(f"huggingface: {path} cannot be loaded: {why}") from error
+        raise UserError(
+            f"huggingface: {path} cannot be loaded: {type(error).__name__}: {cut(str(error), 500)}"
+        ) from error
     return found if isinstance(found, dict) else {"train": found}
 
 
@@ -229,8 +233,10 @@ def as_numbers(name: str, value: Any) -> np.ndarray:
             return array.astype(np.int32)
     except ValueError:  # rows of different lengths
         pass
-    fix = "name columns of images or numbers as `x`"
-    raise UserError(f"column {name!r}: {cut(repr(value), 40)} is not numbers of 32 bits; {fix}")
+    raise UserError(
+        f"column {name!r}: {cut(repr(value), 40)} is not numbers of 32 bits; name columns of "
+        "images or numbers as `x`"
+    )
 
 
 def classes_of(feature: Feature, rows: "Rows", name: str) -> tuple[str, ...]:
@@ -258,8 +264,10 @@ def table_of(rows: "Rows", title: str, columns: Iterable[str]) -> table.Table:
     for name in dict.fromkeys(columns):
         feature = rows.features[name]
         if not is_scalar(feature):
-            fix = "name it alone as `x`, or leave it out of `x`"
-            raise UserError(f"{title}: column {name!r} is not one number or text per row; {fix}")
+            raise UserError(
+                f"{title}: column {name!r} is not one number or text per row; name it alone as "
+                "`x`, or leave it out of `x`"
+            )
         names = getattr(feature, "names", None)
         values = list(rows[name])
         if names:

@@ -64,8 +64,9 @@ def decoded(file: IO[bytes], image_size: ImageSize, color: Color) -> np.ndarray:
         raise ValueError(f"it has too many pixels; at most {MOST_PIXELS:,} are decoded") from error
     with image:
         if image.width * image.height > MOST_PIXELS:
-            size = f"{image.width} x {image.height} pixels"
-            raise ValueError(f"it has {size}; at most {MOST_PIXELS:,} are decoded")
+            raise ValueError(
+                f"it has {image.width} x {image.height} pixels; at most {MOST_PIXELS:,} are decoded"
+            )
         if image_size is not None:
             side = DRAFT * max(image_size)  # either side may become the height
             image.draft(None, (side, side))

@@ -147,15 +147,21 @@ def collate(examples: list[Nest]) -> Batch:
     try:
         return map_nest(lambda *leaves: np.stack(leaves), *examples)
     except (ValueError, TypeError, AttributeError) as error:
-        found: dict[str, list[tuple[int, ...]]] = {}
-        for name, leaf in (pair for example in examples for pair in named_nest(example)):
-            found.setdefault(name, []).append(np.shape(leaf))
-        odd = [(name, s, next((o for o in s if o != s[0]), None)) for name, s in found.items()]
-        why = "; ".join(f"{name or 'they'}: {s[0]} and {o}" for name, s, o in odd if o is not None)
+        first, *others = map(_shapes, examples)
+        other = next((shapes for shapes in others if shapes != first), first)
+        different = [
+            f"{name or 'they'}: {shape} and {other[name]}"
+            for name, shape in first.items()
+            if other.get(name, shape) != shape
+        ]
         raise UserError(
-            f"loader.collate_fn: the examples of a batch do not stack ({why or error}); "
-            "write a collate_fn that pads them to one shape"
+            f"loader.collate_fn: the examples of a batch do not stack "
+            f"({'; '.join(different) or error}); write a collate_fn that pads them to one shape"
         ) from error
+
+
+def _shapes(example: Nest) -> dict[str, tuple[int, ...]]:
+    return {name: np.shape(leaf) for name, leaf in named_nest(example)}
 
 
 def collated(
@@ -209,8 +215,8 @@ def one_by_one(dataset: Dataset, row: np.ndarray, collate_fn: CollateFn) -> Nest
     try:
         return collated(examples, collate_fn)
     except UserError as error:
-        forms = [[(name, np.shape(a)) for name, a in named_nest(e)] for e in examples]
-        other = next((i for i, form in enumerate(forms) if form != forms[0]), None)
+        shapes = [*map(_shapes, examples)]
+        other = next((i for i, each in enumerate(shapes) if each != shapes[0]), None)
         if other is None or collate_fn is not collate:
             raise
         raise UserError(f"{error}; compare the examples {row[0]} and {row[other]}") from error

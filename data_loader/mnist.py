@@ -88,16 +88,21 @@ def idx_data(
 
     def load() -> dict[str, Arrays]:
         local = _find(folders)
-        try:
-            paths = {
-                file: local.get(file)
-                or _download(name, Path(folders[-1], f"{file}.gz"), where, mirrors, digests[file])
-                for file in ALL_FILES
-            }
-        except Unreachable as error:
-            if stand_in is None or local:
-                raise
-            return _replaced(name, where, stand_in, error)
+        paths = {file: local.get(file) or Path(folders[-1], f"{file}.gz") for file in ALL_FILES}
+        for file, path in paths.items():
+            if file in local:
+                continue
+            try:
+                fetch([f"{mirror}{path.name}" for mirror in mirrors], path, digests[file])
+            except Unreachable as error:
+                message = (
+                    f"{name}: {file} is not in {where}, and {error}\n"
+                    f"Put the files {', '.join(ALL_FILES)} (plain or .gz) into {path.parent}, "
+                    "or run once with a network connection"
+                )
+                if stand_in is None or local:
+                    raise Unreachable(message) from None
+                return _replaced(name, where, stand_in, message)
         return {
             key: _read(name, paths[images], paths[labels])
             for key, (images, labels) in FILES.items()
@@ -116,26 +121,14 @@ def _find(folders: Sequence[str]) -> dict[str, Path]:
     return paths
 
 
-def _download(name: str, path: Path, where: str, mirrors: Sequence[str], digest: str) -> Path:
-    try:
-        fetch([f"{mirror}{path.name}" for mirror in mirrors], path, digest)
-    except Unreachable as error:
-        raise Unreachable(
-            f"{name}: {path.stem} is not in {where}, and {error}\n"
-            f"Put the files {', '.join(ALL_FILES)} (plain or .gz) into {path.parent}, "
-            "or run once with a network connection"
-        ) from None
-    return path
-
-
 def _replaced(
-    name: str, where: str, stand_in: Callable[[], Data], error: Unreachable
+    name: str, where: str, stand_in: Callable[[], Data], message: str
 ) -> dict[str, Arrays]:
     """The stand-in's datasets, with a warning so that they are not mistaken for the real ones."""
     source = f"digits (stand-in for {name}: no files in {where}, no mirror reachable)"
     line = "!" * 100
     logging.getLogger("main").warning(
-        "%s\nNOT %s, but %s\n%s\n%s", line, name.upper(), source, error, line
+        "%s\nNOT %s, but %s\n%s\n%s", line, name.upper(), source, message, line
     )
     sets = {}
     for key, dataset in stand_in().load().items():
@@ -164,8 +157,10 @@ def read_idx(path: str | Path, rank: int) -> np.ndarray:
     with _opened(path) as file:
         data = file.read(expected + 1)
     if len(data) != expected:
-        found = f"{len(data)} bytes{' or more' if len(data) > expected else ''}"
-        raise damaged(path, f"has {found}, but its header {list(shape)} needs {expected}")
+        more = " or more" if len(data) > expected else ""
+        raise damaged(
+            path, f"has {len(data)} bytes{more}, but its header {list(shape)} needs {expected}"
+        )
     return np.frombuffer(data, np.uint8, offset=header_size).reshape(shape)
 
 

@@ -35,11 +35,11 @@ def check_readable(nest: Nest, place: str) -> None:
     """Refuse arrays that NumPy cannot read, or reads without their mask."""
     for name, leaf in named_nest(nest):
         if isinstance(leaf, np.ma.MaskedArray):
-            fix = "fill its gaps, as by .filled(0)"
-            raise UserError(f"{place}: {name} is a masked array; {fix}")
+            raise UserError(f"{place}: {name} is a masked array; fill its gaps, as by .filled(0)")
         if getattr(leaf, "requires_grad", False) is True:
-            fix = "pass .detach()"
-            raise UserError(f"{place}: {name} is a tensor that requires its gradient; {fix}")
+            raise UserError(
+                f"{place}: {name} is a tensor that requires its gradient; pass .detach()"
+            )
 
 
 def check_type(what: str, dtype: np.dtype) -> None:
@@ -60,6 +60,7 @@ def check_integers(nest: Nest, bits: int = 32, place: str = "data") -> None:
         limits = np.iinfo(f"{leaf.dtype.kind}{bits // 8}")
         for value in (leaf.min(), leaf.max()):
             if not limits.min <= value <= limits.max:
-                what = f"{place}: {name or 'an array'} holds the integer {value}"
-                fix = "convert it to floats, or subtract an offset"
-                raise UserError(f"{what}, and integers of devices have {bits} bits; {fix}")
+                raise UserError(
+                    f"{place}: {name or 'an array'} holds the integer {value}, and integers of "
+                    f"devices have {bits} bits; convert it to floats, or subtract an offset"
+                )

@@ -6,7 +6,7 @@ import zipfile
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
@@ -17,13 +17,20 @@ MOST_HEADER = 2**16  # bytes of the header of an array; NumPy refuses those of m
 MOST_DIRECTORY = 2**22  # bytes of the list of a zip file's members
 
 
-def header_of(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
-    """(shape, dtype) of the .npy file in an open file, which is left where the numbers begin."""
+class Header(NamedTuple):
+    """The shape and type of an array, from the header of its .npy file."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+def header_of(file: IO[bytes]) -> Header:
+    """The Header of the .npy file in an open file, which is left where the numbers begin."""
     pieces: Any = Pieces(file, MOST_HEADER)
     is_first = npy.read_magic(pieces) == (1, 0)
     read = npy.read_array_header_1_0 if is_first else npy.read_array_header_2_0
     shape, _, dtype = parsed(read, pieces)
-    return shape, dtype
+    return Header(shape, dtype)
 
 
 def parsed(

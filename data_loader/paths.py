@@ -69,10 +69,14 @@ def check_numbers(files: list[str]) -> None:
     counts = {}
     for before, width, after, count in sorted(series):
         if counts.setdefault(before, count) != count:
-            both = f"files of {counts[before]} and files of {count}"
-            raise UserError(f"{before}*: there are {both}; delete those that were written earlier")
+            raise UserError(
+                f"{before}*: there are files of {counts[before]} and files of {count}; delete "
+                "those that were written earlier"
+            )
         names = [f"{before}{i:0{width}}{after}" for i in range(min(count, MOST_FILES))]
         missing = sorted({*names} - {*files})
         if missing:
-            present = f"{len(names) - len(missing)} of the {count} files are present"
-            raise UserError(f"{missing[0]}: is missing; {present}")
+            raise UserError(
+                f"{missing[0]}: is missing; {len(names) - len(missing)} of the {count} files are "
+                "present"
+            )

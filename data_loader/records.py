@@ -177,8 +177,9 @@ def _input(
         if len(values) != 1:
             raise UserError(f"feature {name!r} has {len(values)} values of bytes, it needs one")
         if shape is None:
-            hint = "; raw numbers need a `shape`"
-            return image_in(values[0], f"feature {name!r}", image_size, color, hint)
+            return image_in(
+                values[0], f"feature {name!r}", image_size, color, "; raw numbers need a `shape`"
+            )
         try:
             values = np.frombuffer(values[0], dtype)
         except (ValueError, TypeError) as error:

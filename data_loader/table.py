@@ -98,14 +98,17 @@ def read_csv(path: str | Path, missing: Collection[str], separator: str) -> Tabl
             try:
                 for row in reader:
                     if len(row) != len(names) and row:
-                        why = f"has {len(row)} cells, and the first line names {len(names)} columns"
-                        raise UserError(f"{path}, line {reader.line_num}: {why}")
+                        raise UserError(
+                            f"{path}, line {reader.line_num}: has {len(row)} cells, and the first "
+                            f"line names {len(names)} columns"
+                        )
                     if row:
                         rows.append(row)
                         lines.append(reader.line_num)
             except csv_file.Error as error:
-                where = f"{path}, line {reader.line_num}"
-                raise UserError(f"{where}: {error}; check the quotation marks") from error
+                raise UserError(
+                    f"{path}, line {reader.line_num}: {error}; check the quotation marks"
+                ) from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: is not UTF-8 ({error}); save it as UTF-8") from error
     except FileNotFoundError as error:
@@ -142,8 +145,10 @@ def read_parquet(path: str | Path) -> Table:
         from pyarrow import ArrowException
         from pyarrow import parquet as parquet_file
     except ImportError as error:
-        why = "reading Parquet files needs the package pyarrow: pip install pyarrow"
-        raise UserError(f"{path}: {why}, or save the table as CSV") from error
+        raise UserError(
+            f"{path}: reading Parquet files needs the package pyarrow: pip install pyarrow, or "
+            "save the table as CSV"
+        ) from error
     try:
         open_file(path, MOST_BYTES).close()
         with parquet_file.ParquetFile(path) as file:  # a few bytes may unpack to gigabytes
@@ -186,8 +191,10 @@ def rows_of(
         table = read_csv(path, frozenset(missing) - categories, separator)
     if lacking := [name for name in columns if name not in table.columns]:
         known = cut(", ".join(table.columns), 200)
-        why = f"has no column {lacking[0]!r}, which the model needs; the columns are {known}"
-        raise UserError(f"{path}, line 1: {why}")
+        raise UserError(
+            f"{path}, line 1: has no column {lacking[0]!r}, which the model needs; the columns are "
+            f"{known}"
+        )
     return encoded(table, columns)
 
 
@@ -213,8 +220,10 @@ def data_of(
     columns = {name: values_of(train, name, name in of_categories) for name in used}
     for name, values in columns.items():
         if len(values) > max(FEW, len(train.lines) // 2):
-            why = f"has {len(values)} different texts in {len(train.lines)} rows"
-            raise UserError(f"{train.path}: column {name!r} {why}; name it in leave_out")
+            raise UserError(
+                f"{train.path}: column {name!r} has {len(values)} different texts in "
+                f"{len(train.lines)} rows; name it in leave_out"
+            )
     classes = tuple(classes) or values_of(train, target, target in of_categories)
     sets = {
         name: Arrays(encoded(table, columns), targets(table, target, classes), table.path)
@@ -243,16 +252,16 @@ def values_of(table: Table, name: str, is_category: bool) -> tuple[str, ...]:
     """The sorted categories of a column; none if it holds numbers."""
     cells = [cell for cell in table.columns[name] if cell is not None]
     if not cells:
-        fix = "name it in leave_out"
-        raise UserError(f"{table.path}: column {name!r} has no values at all; {fix}")
+        raise UserError(f"{table.path}: column {name!r} has no values at all; name it in leave_out")
     wrong = [row for row, cell in enumerate(table.columns[name]) if not is_number(cell)]
     if not wrong and not is_category:
         return ()
     if not is_category and len(wrong) < len(cells) / 2:
-        fix = "correct it, list it in `missing`, or name the column in `categories`"
         cell = table.columns[name][wrong[0]]
-        most = "is not a number, as most of this column are"
-        raise UserError(f"{table.at(wrong[0], name)}: {cut(repr(cell), 40)} {most}; {fix}")
+        raise UserError(
+            f"{table.at(wrong[0], name)}: {cut(repr(cell), 40)} is not a number, as most of this "
+            "column are; correct it, list it in `missing`, or name the column in `categories`"
+        )
     return tuple(sorted(set(cells), key=lambda cell: (float(cell), cell) if not wrong else cell))
 
 
@@ -293,8 +302,10 @@ def numbers(table: Table, name: str) -> np.ndarray:
     """A column of numbers as float32, with NaN where they are missing."""
     for row, cell in enumerate(table.columns[name]):
         if not is_number(cell) or (cell is not None and abs(float(cell)) > 3e38):
-            why = f"must be a finite number, as in the training set, found {cut(repr(cell), 40)}"
-            raise UserError(f"{table.at(row, name)}: {why}")
+            raise UserError(
+                f"{table.at(row, name)}: must be a finite number, as in the training set, found "
+                f"{cut(repr(cell), 40)}"
+            )
     cells = [math.nan if cell is None else float(cell) for cell in table.columns[name]]
     return np.array(cells, np.float32)
 
@@ -304,11 +315,14 @@ def targets(table: Table, name: str, classes: Sequence[str]) -> np.ndarray:
     check_names(table, "target", [name])
     cells = table.columns[name]
     if None in cells:
-        where = table.at(cells.index(None), name)
-        raise UserError(f"{where}: the target is missing; delete the row")
+        raise UserError(
+            f"{table.at(cells.index(None), name)}: the target is missing; delete the row"
+        )
     places = places_of(cells, classes) if classes else ()
     if 0 in places:
         row = places.index(0)
-        why = f"the training set has no class {cut(repr(cells[row]), 40)}"
-        raise UserError(f"{table.at(row, name)}: {why} ({cut(', '.join(classes), 200)})")
+        raise UserError(
+            f"{table.at(row, name)}: the training set has no class {cut(repr(cells[row]), 40)} "
+            f"({cut(', '.join(classes), 200)})"
+        )
     return np.array(places, np.int32) - 1 if classes else numbers(table, name)

@@ -29,7 +29,8 @@ def characters(alphabet: str | None = None) -> Tokenizer:
 class ByteTokenizer:
     """Every text can be encoded; tokens that are not valid UTF-8 are decoded as U+FFFD."""
 
-    vocab_size, end_of_text = BYTES + 1, BYTES
+    vocab_size: int = BYTES + 1
+    end_of_text: int | None = BYTES
 
     def encode(self, text: str) -> np.ndarray:
         """The tokens of a text, uint16."""
@@ -63,7 +64,8 @@ class CharacterTokenizer:
             twice = next(c for i, c in enumerate(alphabet) if c in alphabet[:i])
             raise UserError(f"characters: {twice!r} is in the alphabet twice")
         self.alphabet, self.codes = alphabet, codes
-        self.end_of_text, self.vocab_size = len(codes), len(codes) + 1
+        self.end_of_text: int | None = len(codes)
+        self.vocab_size = len(codes) + 1
         # The token of each code point; -1 if it is not in the alphabet.
         self.tokens = np.full(int(codes.max(initial=0)) + 2, -1, np.int32)
         self.tokens[codes] = np.arange(len(codes))
@@ -84,7 +86,7 @@ class CharacterTokenizer:
     def decode(self, tokens: ArrayLike) -> str:
         """The text of tokens; the end of a document is left out."""
         known = checked_tokens(tokens, self.vocab_size)
-        return self.codes[known[known < self.end_of_text]].tobytes().decode("utf-32-le")
+        return self.codes[known[known < len(self.codes)]].tobytes().decode("utf-32-le")
 
     def to_json(self) -> str:
         return json.dumps({"type": "characters", "alphabet": self.alphabet})
