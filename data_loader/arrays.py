@@ -44,8 +44,14 @@ def arrays(
         num_classes = 1 + max(int(_read(path, y).max()) for path in paths.values())
 
     def load() -> dict[str, Arrays]:
-        label_classes = num_classes if has_labels else None
-        return {key: _load(path, x, y, label_classes) for key, path in paths.items()}
+        sets = {}
+        for key, path in paths.items():
+            inputs, targets = _read(path, x), _read(path, y)
+            if has_labels and num_classes is not None:
+                check_labels(f"{path}: {y}", targets, num_classes)
+                targets = targets.astype(np.int32)
+            sets[key] = Arrays(inputs, targets, str(path))
+        return sets
 
     example = (
         np.zeros(inputs.shape[1:], inputs.dtype),
@@ -53,14 +59,6 @@ def arrays(
     )
     sizes = {key: header[x].shape[0] for key, header in headers.items()}
     return Data(example, sizes, load, num_classes, classes=classes)
-
-
-def _load(path: Path, x: str, y: str, num_classes: int | None) -> Arrays:
-    inputs, targets = _read(path, x), _read(path, y)
-    if num_classes is not None:
-        check_labels(f"{path}: {y}", targets, num_classes)
-        targets = targets.astype(np.int32)
-    return Arrays(inputs, targets, str(path))
 
 
 def _check(path: Path, headers: dict[str, Header], train_headers: dict[str, Header]) -> None:

@@ -105,7 +105,7 @@ def prepared(
     corpus: "Callable[[], Corpus]",
     tokenizer: Tokenizer | UntrainedTokenizer,
 ) -> Prepared:
-    """The tokens of corpus(), of a run before with the same settings if they were cached."""
+    """The tokens of corpus(); those of an earlier run with the same settings if they are cached."""
     kind = identity(tokenizer)
     if kind is None:
         return tokenized(corpus(), tokenizer)
@@ -207,7 +207,7 @@ def parts_of(file: str, separator: str | None = None, field: str = FIELD) -> lis
     end = os.path.getsize(file)
     if end <= SIZE:
         return [Part(file, 0, end, 1, separator, field)]
-    ending = "\n" if is_json_lines(file) else separator_of(separator)
+    ending = "\n" if is_json_lines(file) else unix_lines(separator or SEPARATOR)
     mark = re.compile(rb"\r?\n".join(map(re.escape, ending.encode().split(b"\n"))))
     parts, start, line = [], 0, 1
     most = int(min(main_memory(), end))  # bytes of a part, which is read as a whole
@@ -259,11 +259,6 @@ def is_json_lines(path: str) -> bool:
     return Path(path).suffix.lower() == ".jsonl"
 
 
-def separator_of(named: str | None) -> str:
-    """The separator of the documents in the text of a file."""
-    return unix_lines(named or SEPARATOR)
-
-
 def documents_of(
     path: str, text: str, separator: str | None = None, first_line: int = 1, field: str = FIELD
 ) -> list[Document]:
@@ -273,7 +268,8 @@ def documents_of(
         places = [(f"{path}: line {number}", line) for number, line in lines if line.strip()]
         found = [Document(text_in(field, place, line), place) for place, line in places]
     else:
-        found, line, separator = [], first_line, separator_of(separator)
+        found, line = [], first_line
+        separator = unix_lines(separator or SEPARATOR)
         for piece in text.split(separator):
             name = path if piece == text else f"{path}: document from line {line}"
             found.append(Document(piece, str(name)))
@@ -449,20 +445,14 @@ def encoded(tokenizer: Tokenizer, documents: list[Document], several: bool) -> n
         for text in pieces_of(document.text):
             try:
                 pieces.append(np.asarray(tokenizer.encode(text)).astype(dtype))
-            except UserError as error:
-                found = error_of_document(error, tokenizer, document)
-                raise UserError(f"{document.name}: {found}") from error
+            except UserError:
+                try:
+                    tokenizer.encode(document.text)  # its error has the line in the document
+                except UserError as whole:
+                    error = whole
+                raise UserError(f"{document.name}: {error}") from error
         pieces += ending
     return np.concatenate(pieces)
-
-
-def error_of_document(error: UserError, tokenizer: Tokenizer, document: Document) -> UserError:
-    """The error with line numbers of the whole document instead of a piece."""
-    try:
-        tokenizer.encode(document.text)
-    except UserError as whole:
-        return whole
-    return error
 
 
 def pieces_of(text: str, size: int = 2**20) -> Iterator[str]:
