@@ -315,19 +315,17 @@ SetRows: TypeAlias = dict[str, np.ndarray | list[int] | None]
 class Corpus(NamedTuple):
     """Parts of text whose documents belong to sets."""
 
-    parts: list[Part | Given]
-    rows: list[SetRows]  # of each part
+    parts: list[tuple[Part | Given, SetRows]]
     shares: dict[str, float]  # of the held-out sets
     several: bool  # whether there are several documents
 
     def by_part(self) -> "list[Corpus]":
         """A Corpus of each part alone."""
-        pairs = zip(self.parts, self.rows, strict=True)
-        return [self._replace(parts=[part], rows=[row]) for part, row in pairs]
+        return [self._replace(parts=[part]) for part in self.parts]
 
     def chosen(self) -> Iterator[dict[str, list[Document]]]:
         """{set: its documents} of each part."""
-        for part, rows in zip(self.parts, self.rows, strict=True):
+        for part, rows in self.parts:
             documents = part.documents()
             yield {
                 name: documents if some is None else [documents[i] for i in some]
@@ -356,8 +354,8 @@ class Corpus(NamedTuple):
 
     def extended(self, name: str, parts: list[Part]) -> "Corpus":
         """This corpus, with all documents of further parts as a set of their own."""
-        rows: list[SetRows] = [{name: None}] * len(parts)
-        return self._replace(parts=self.parts + parts, rows=self.rows + rows, several=True)
+        whole: SetRows = {name: None}
+        return self._replace(parts=self.parts + [(part, whole) for part in parts], several=True)
 
 
 def corpus_of(
@@ -381,16 +379,15 @@ def corpus_of(
         logging.getLogger("main").warning(message, name, separator)
     if total == 1:
         [document] = [one for part in parts for one in part.documents()]
-        made = Given(divided(document, shares))
         one_each: SetRows = {name: [i] for i, name in enumerate(("train", *shares))}
-        return Corpus([made], [one_each], shares, several=False)
+        return Corpus([(Given(divided(document, shares)), one_each)], shares, several=False)
     ends = np.cumsum(counts)
     rows: list[SetRows] = [{} for _ in parts]
     for key, indices in split_indices(total, shares, seed, name).items():
         pieces = np.split(indices, np.searchsorted(indices, ends[:-1]))
         for row, piece, first in zip(rows, pieces, ends - counts, strict=True):
             row[key] = piece - first
-    return Corpus(parts, rows, shares, several=True)
+    return Corpus(list(zip(parts, rows, strict=True)), shares, several=True)
 
 
 def count_of(part: Part | Given) -> int:
@@ -445,12 +442,13 @@ def encoded(tokenizer: Tokenizer, documents: list[Document], several: bool) -> n
         for text in pieces_of(document.text):
             try:
                 pieces.append(np.asarray(tokenizer.encode(text)).astype(dtype))
-            except UserError:
+            except UserError as error:
+                found = error
                 try:
                     tokenizer.encode(document.text)  # its error has the line in the document
                 except UserError as whole:
-                    error = whole
-                raise UserError(f"{document.name}: {error}") from error
+                    found = whole
+                raise UserError(f"{document.name}: {found}") from error
         pieces += ending
     return np.concatenate(pieces)
 
