@@ -92,10 +92,10 @@ def read_csv(path: str | Path, missing: Collection[str], separator: str) -> Tabl
                 skipinitialspace=separator != " ",
                 strict=True,
             )
-            names = [cell.strip() for cell in next(reader, [])]
-            check_header(path, names)
             rows, lines = [], []
             try:
+                names = [cell.strip() for cell in next(reader, [])]
+                check_header(path, names)
                 for row in reader:
                     if len(row) != len(names) and row:
                         raise UserError(

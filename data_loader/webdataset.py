@@ -44,7 +44,7 @@ def webdataset(
 
 
 def tar_example(
-    record: dict[str, bytes],
+    record: dict[str, bytes] | bytes,
     *,
     x: str = IMAGES,
     y: str = "cls",
