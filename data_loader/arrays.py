@@ -1,11 +1,12 @@
 """The user's own arrays: .npz files, or folders of .npy files."""
 
+import io
 import math
 import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
@@ -101,7 +102,7 @@ def _read(path: Path, name: str) -> np.ndarray:
 
 
 @contextmanager
-def _opened(path: Path, name: str) -> Iterator[IO[bytes]]:
+def _opened(path: Path, name: str) -> Iterator[io.BufferedIOBase]:
     """The .npy file of an array in a folder or a .npz file; a UserError if it cannot be read."""
     if not path.exists():
         raise UserError(f"{path}: no such file; name a .npz file or a folder of .npy files")

@@ -22,6 +22,7 @@ from utils import RunError, UserError, where_and_why
 from utils.forms import check_takes
 
 
+@runtime_checkable
 class Dataset(Protocol):
     """Anything with a length and items, each one example: a tuple (x, y) or any nest of arrays.
 
@@ -51,6 +52,7 @@ CollateFn: TypeAlias = Callable[[list[Nest]], Batch]
 AnyDataset: TypeAlias = Dataset | Iterable[Batch]  # by index, or the user's own batches
 
 
+@runtime_checkable
 class BatchOptions(Protocol):
     """What this folder reads of the LoaderOptions (training/options.py)."""
 
@@ -146,6 +148,7 @@ def fingerprints_of(sets: Mapping[str, AnyDataset]) -> dict[str, str]:
     return {name: fingerprint(dataset) for name, dataset in sets.items() if has_items(dataset)}
 
 
+@runtime_checkable
 class Tokenizer(Protocol):
     """Turns text into tokens, 0 to vocab_size-1, and back. `from_json` of
     data_loader/tokenizers/saved.py reads what `to_json` writes. An object that must be trained on

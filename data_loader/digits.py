@@ -145,7 +145,7 @@ def _ink(random: np.random.Generator, points: np.ndarray) -> np.ndarray:
         return random.uniform(low, high, (n, 1, 1)).astype(np.float32)
 
     tip, pressure = uniform(0.6, 1.25), uniform(0.9, 1.8)
-    brightness, grain = uniform(0.6, 1), uniform(0, 0.16)
+    brightness, grain = uniform(0.6, 1.0), uniform(0.0, 0.16)
     pixels = np.arange(SIZE, dtype=np.float32)
     # Both (n, POINTS, SIZE).
     x, y = (np.exp(-0.5 * ((points[:, :, i, None] - pixels) / tip) ** 2) for i in (0, 1))

@@ -34,7 +34,7 @@ def fetch(
     urls: Iterable[str],
     path: str | Path,
     digest: str | None = None,
-    timeout: float = TIMEOUT,
+    timeout: int | float = TIMEOUT,
     most: int = MOST_BYTES,
 ) -> None:
     """Download `path` from the first mirror that has it.
@@ -69,7 +69,7 @@ def damaged(path: str | Path, problem: str) -> UserError:
     )
 
 
-def _try(url: str, timeout: float, most: int) -> bytes:
+def _try(url: str, timeout: int | float, most: int) -> bytes:
     """The bytes from a mirror; one retry, but not after silence or an HTTP error."""
     try:
         return _read(url, timeout, most)
@@ -80,7 +80,7 @@ def _try(url: str, timeout: float, most: int) -> bytes:
         return _read(url, timeout, most)
 
 
-def _read(url: str, timeout: float, most: int) -> bytes:
+def _read(url: str, timeout: int | float, most: int) -> bytes:
     from tqdm import tqdm
 
     with _open(url, timeout) as response:
@@ -101,7 +101,7 @@ def _read(url: str, timeout: float, most: int) -> bytes:
     return bytes(data)
 
 
-def _open(url: str, timeout: float) -> HTTPResponse:
+def _open(url: str, timeout: int | float) -> HTTPResponse:
     """urlopen in its own thread, since its timeout does not cover a name lookup that hangs."""
     response = Future()
 

@@ -3,7 +3,7 @@
 import math
 import os
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
@@ -116,7 +116,7 @@ class Images:
             self.is_cached[index] = True
         return self.cache[index].copy(), np.int32(label)
 
-    def read_batches(self, order: np.ndarray, collate_fn: CollateFn) -> Iterator[Batch]:
+    def read_batches(self, order: Iterable[np.ndarray], collate_fn: CollateFn) -> Iterator[Batch]:
         """One batch for each row of `order`. While one is collected, threads decode the next."""
         pool = ThreadPoolExecutor(self.threads, "decode")
         ahead: deque[Iterator[list]] = deque()

@@ -15,12 +15,12 @@ import pickle
 import re
 import tarfile
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from functools import cached_property, lru_cache
 from itertools import accumulate, groupby, islice
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -84,6 +84,7 @@ def grain(
     )
 
 
+@runtime_checkable
 class Source(Protocol):
     """Records by their number, each of any type; `name` and `source` are for messages."""
 
@@ -199,7 +200,7 @@ class Records:
         collate_fn, row = task
         return collated([self[int(i)] for i in row], collate_fn)
 
-    def read_batches(self, order: np.ndarray, collate_fn: CollateFn) -> Iterator[Batch]:
+    def read_batches(self, order: Iterable[np.ndarray], collate_fn: CollateFn) -> Iterator[Batch]:
         """One batch for each row of `order`."""
         tasks = [(collate_fn, row) for row in order]
         if not self.workers:

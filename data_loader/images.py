@@ -3,7 +3,7 @@
 import importlib.util
 import io
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
@@ -52,7 +52,7 @@ def image_in(
         raise UserError(f"{what} is not a readable image ({error}){hint}") from error
 
 
-def decoded(file: IO[bytes], image_size: ImageSize, color: Color) -> np.ndarray:
+def decoded(file: io.BufferedIOBase, image_size: ImageSize, color: Color) -> np.ndarray:
     """The image of an open file, upright: uint8 (height, width, channels)."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 

@@ -88,7 +88,7 @@ def in_epoch(dataset: Dataset, seed: int, epoch: int) -> Dataset:
     return own(seed, epoch) if own else dataset
 
 
-def held_out(n: int, val_size: float) -> int:
+def held_out(n: int, val_size: int | float) -> int:
     """How many of n examples a val_size holds out; it is a count (int) or a fraction (float)."""
     count = round(n * val_size) if isinstance(val_size, float) else val_size
     if val_size and not 0 < count < n:
@@ -99,7 +99,7 @@ def held_out(n: int, val_size: float) -> int:
     return count
 
 
-def split(dataset: Dataset, val_size: float, seed: int) -> tuple[Dataset, Dataset]:
+def split(dataset: Dataset, val_size: int | float, seed: int) -> tuple[Dataset, Dataset]:
     """(train, val): two disjoint subsets, chosen by the seed, both in the dataset's order."""
     n = len(dataset)
     count = held_out(n, val_size)
@@ -195,7 +195,10 @@ def batch_of_copies(example: Nest, size: int, collate_fn: CollateFn | None = Non
 
 
 def batches(
-    dataset: Dataset, order: np.ndarray, collate_fn: CollateFn = collate, start: int = 0
+    dataset: Dataset,
+    order: np.ndarray | list[list[int]],
+    collate_fn: CollateFn = collate,
+    start: int = 0,
 ) -> Iterator[Nest]:
     """One batch for each row of `order`, from row `start` on."""
     order = order[start:]
@@ -209,7 +212,7 @@ def batches(
         yield from (one_by_one(dataset, row, collate_fn) for row in order)
 
 
-def one_by_one(dataset: Dataset, row: np.ndarray, collate_fn: CollateFn) -> Nest:
+def one_by_one(dataset: Dataset, row: np.ndarray | list[int], collate_fn: CollateFn) -> Nest:
     """The batch of a row of indices."""
     examples = [read_example(dataset, int(i)) for i in row]
     try:

@@ -2,6 +2,7 @@
 clothes: four IDX files in a folder, which are downloaded if they are missing."""
 
 import gzip
+import io
 import itertools
 import logging
 import math
@@ -10,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -179,7 +180,7 @@ def idx_shape(path: str | Path, rank: int) -> tuple[int, ...]:
 
 
 @contextmanager
-def _opened(path: str | Path) -> Iterator[BinaryIO | gzip.GzipFile]:
+def _opened(path: str | Path) -> Iterator[io.BufferedIOBase]:
     try:
         with open_file(path) as file:
             packed = file.read(2) == b"\x1f\x8b"

@@ -6,7 +6,7 @@ import zipfile
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
@@ -24,7 +24,7 @@ class Header(NamedTuple):
     dtype: np.dtype
 
 
-def header_of(file: IO[bytes]) -> Header:
+def header_of(file: io.BufferedIOBase) -> Header:
     """The Header of the .npy file in an open file, which is left where the numbers begin."""
     pieces: Any = Pieces(file, MOST_HEADER)
     is_first = npy.read_magic(pieces) == (1, 0)
@@ -34,7 +34,7 @@ def header_of(file: IO[bytes]) -> Header:
 
 
 def parsed(
-    read: Callable[[Any], tuple[tuple[int, ...], bool, np.dtype]], file: IO[bytes]
+    read: Callable[[Any], tuple[tuple[int, ...], bool, np.dtype]], file: io.BufferedIOBase | Pieces
 ) -> tuple[tuple[int, ...], bool, np.dtype]:
     """(shape, whether it is in Fortran order, dtype) as a function of NumPy reads them in a header,
     which is a literal of Python."""
@@ -74,7 +74,7 @@ def _header_in(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
     return shape, fortran, dtype
 
 
-def zip_file(file: IO[bytes]) -> zipfile.ZipFile:
+def zip_file(file: io.BufferedIOBase) -> zipfile.ZipFile:
     """The ZipFile of an open file. Its directory is read in pieces, as NumPy reads the members."""
     pieces: Any = Pieces(file, MOST_DIRECTORY)
     return zipfile.ZipFile(pieces)
@@ -97,7 +97,7 @@ def claimed(path: str | Path) -> dict[str, int]:
             }
 
 
-def size_of(file: IO[bytes]) -> int:
+def size_of(file: io.BufferedIOBase) -> int:
     shape, dtype = header_of(file)
     return math.prod(shape) * dtype.itemsize
 

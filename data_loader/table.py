@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -123,7 +123,7 @@ def read_csv(path: str | Path, missing: Collection[str], separator: str) -> Tabl
     return Table(str(path), dict(zip(names, values, strict=True)), lines)
 
 
-def lines_in(path: str | Path, text: TextIO) -> Iterator[str]:
+def lines_in(path: str | Path, text: io.TextIOWrapper) -> Iterator[str]:
     """The lines of a file that is open as text."""
     for number, line in enumerate(iter(partial(text.readline, LONGEST_LINE), ""), 1):
         if len(line) == LONGEST_LINE:

@@ -7,7 +7,7 @@ write them, and .npy.
 import copy
 import hashlib
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
@@ -280,7 +280,7 @@ class Windows:
         shifted.first = int(random_stream(seed, SHIFT + epoch).integers(self.labels))
         return shifted
 
-    def read_batches(self, order: np.ndarray, collate_fn: CollateFn) -> Iterator[Batch]:
+    def read_batches(self, order: Iterable[np.ndarray], collate_fn: CollateFn) -> Iterator[Batch]:
         """One batch for each row of `order`."""
         for row in order:
             if collate_fn is collate:
