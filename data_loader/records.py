@@ -7,7 +7,7 @@ Your own function is named in the config as `my_module.my_parse`, and is written
 import io
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -95,7 +95,7 @@ def write_records(path: str | Path, dataset: Dataset, shards: int = 1) -> list[P
     return paths
 
 
-def numpy_record(example: tuple[Any, Any]) -> bytes:
+def numpy_record(example: Iterable[Any]) -> bytes:
     """The bytes of one example (x, y), which numpy_example reads."""
     file = io.BytesIO()
     for array in example:
