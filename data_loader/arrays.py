@@ -91,7 +91,7 @@ def _read(path: Path, name: str) -> np.ndarray:
     shape, dtype = _header(path, name)
     with _opened(path, name) as file:
         if path.is_dir():  # memory-mapped, since the array may be larger than the memory
-            array = np.load(file.name, mmap_mode="r", allow_pickle=False)
+            array = np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False)
             file.seek(array.offset + array.nbytes)
         else:
             check_memory(f"{path}: {name}, {dtype}{list(shape)}", math.prod(shape) * dtype.itemsize)

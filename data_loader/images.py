@@ -52,7 +52,9 @@ def image_in(
         raise UserError(f"{what} is not a readable image ({error}){hint}") from error
 
 
-def decoded(file: io.BufferedIOBase, image_size: ImageSize, color: Color) -> np.ndarray:
+def decoded(
+    file: io.BytesIO | io.BufferedReader, image_size: ImageSize, color: Color
+) -> np.ndarray:
     """The image of an open file, upright: uint8 (height, width, channels)."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 

@@ -6,7 +6,7 @@ import zipfile
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.lib import format as npy
@@ -17,6 +17,10 @@ MOST_HEADER = 2**16  # bytes of the header of an array; NumPy refuses those of m
 MOST_DIRECTORY = 2**22  # bytes of the list of a zip file's members
 
 
+# The types of Python's library call an open member of a zip file IO[bytes].
+BinaryFile: TypeAlias = io.BufferedIOBase | IO[bytes]
+
+
 class Header(NamedTuple):
     """The shape and type of an array, from the header of its .npy file."""
 
@@ -24,7 +28,7 @@ class Header(NamedTuple):
     dtype: np.dtype
 
 
-def header_of(file: io.BufferedIOBase) -> Header:
+def header_of(file: BinaryFile) -> Header:
     """The Header of the .npy file in an open file, which is left where the numbers begin."""
     pieces: Any = Pieces(file, MOST_HEADER)
     is_first = npy.read_magic(pieces) == (1, 0)
@@ -74,7 +78,7 @@ def _header_in(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
     return shape, fortran, dtype
 
 
-def zip_file(file: io.BufferedIOBase) -> zipfile.ZipFile:
+def zip_file(file: BinaryFile) -> zipfile.ZipFile:
     """The ZipFile of an open file. Its directory is read in pieces, as NumPy reads the members."""
     pieces: Any = Pieces(file, MOST_DIRECTORY)
     return zipfile.ZipFile(pieces)
@@ -97,7 +101,7 @@ def claimed(path: str | Path) -> dict[str, int]:
             }
 
 
-def size_of(file: io.BufferedIOBase) -> int:
+def size_of(file: BinaryFile) -> int:
     shape, dtype = header_of(file)
     return math.prod(shape) * dtype.itemsize
 
