@@ -295,10 +295,10 @@ def loaded(data: Data, options: BatchOptions | None = None) -> dict[str, AnyData
         )
     for name, dataset in sets.items():
         own = options.of(name) if options else None
-        if not has_items(dataset) and own and isinstance(dataset, Iterable):
-            sets[name] = Batches(name, dataset, data, own.batch_size)
-            continue
         if not has_items(dataset):
+            if own and isinstance(dataset, Iterable):
+                sets[name] = Batches(name, dataset, data, own.batch_size)
+                continue
             raise UserError(
                 f"data: examples of the {name} set cannot be read by index; "
                 "it needs __len__ and __getitem__, or __iter__ that yields batches"

@@ -132,7 +132,7 @@ def in_memory(records: "Records") -> "Arrays | Records":
     x, y = (np.empty((len(rows), *np.shape(leaf)), np.asarray(leaf).dtype) for leaf in first)
 
     def read(some: np.ndarray) -> None:
-        for i in some:
+        for i in some.tolist():
             example = records[i]
             if [np.shape(leaf) for leaf in example] != shapes:
                 raise ValueError("another shape")
