@@ -1,27 +1,22 @@
 """The user's own arrays: .npz files, or folders of .npy files."""
 
+import io
 import math
 import zipfile
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
 
 from data_loader.base import Arrays, Data, check_labels
 from data_loader.nest import check_type
-from data_loader.npy_files import header_of, zip_file
+from data_loader.npy_files import Header, header_of, zip_file
 from utils import UserError, check_memory, cut
 from utils.files import open_file
 from utils.forms import Count, LocalPath, checked
-
-
-class Header(NamedTuple):
-    """The shape and type of an array, from the header of its .npy file."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
 
 
 @checked
@@ -49,9 +44,15 @@ def arrays(
     if has_labels and num_classes is None:
         num_classes = 1 + max(int(_read(path, y).max()) for path in paths.values())
 
-    def load():
-        label_classes = num_classes if has_labels else None
-        return {key: _load(path, x, y, label_classes) for key, path in paths.items()}
+    def load() -> dict[str, Arrays]:
+        sets = {}
+        for key, path in paths.items():
+            inputs, targets = _read(path, x), _read(path, y)
+            if has_labels and num_classes is not None:
+                check_labels(f"{path}: {y}", targets, num_classes)
+                targets = targets.astype(np.int32)
+            sets[key] = Arrays(inputs, targets, str(path))
+        return sets
 
     example = (
         np.zeros(inputs.shape[1:], inputs.dtype),
@@ -61,15 +62,7 @@ def arrays(
     return Data(example, sizes, load, num_classes, classes=classes)
 
 
-def _load(path, x, y, num_classes):
-    inputs, targets = _read(path, x), _read(path, y)
-    if num_classes is not None:
-        check_labels(f"{path}: {y}", targets, num_classes)
-        targets = targets.astype(np.int32)
-    return Arrays(inputs, targets, str(path))
-
-
-def _check(path, headers, train_headers):
+def _check(path: Path, headers: dict[str, Header], train_headers: dict[str, Header]) -> None:
     """Refuse arrays that are not numeric, or do not match each other or the training set."""
     for name, (shape, dtype) in headers.items():
         if dtype.kind not in "fiub" or not shape or 0 in shape:
@@ -85,20 +78,20 @@ def _check(path, headers, train_headers):
             )
     counts = {name: header.shape[0] for name, header in headers.items()}
     if len(set(counts.values())) > 1:
-        message = " and ".join(f"{name} has {n} examples" for name, n in counts.items())
-        raise UserError(f"{path}: {message}; the numbers must be the same")
+        found = " and ".join(f"{name} has {n} examples" for name, n in counts.items())
+        raise UserError(f"{path}: {found}; the numbers must be the same")
 
 
-def _header(path, name):
+def _header(path: Path, name: str) -> Header:
     with _opened(path, name) as file:
-        return Header(*header_of(file))
+        return header_of(file)
 
 
-def _read(path, name):
+def _read(path: Path, name: str) -> np.ndarray:
     shape, dtype = _header(path, name)
     with _opened(path, name) as file:
         if path.is_dir():  # memory-mapped, since the array may be larger than the memory
-            array = np.load(file.name, mmap_mode="r", allow_pickle=False)
+            array = np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False)
             file.seek(array.offset + array.nbytes)
         else:
             check_memory(f"{path}: {name}, {dtype}{list(shape)}", math.prod(shape) * dtype.itemsize)
@@ -109,24 +102,24 @@ def _read(path, name):
 
 
 @contextmanager
-def _opened(path, name):
+def _opened(path: Path, name: str) -> Iterator[io.BufferedIOBase]:
     """The .npy file of an array in a folder or a .npz file; a UserError if it cannot be read."""
     if not path.exists():
         raise UserError(f"{path}: no such file; name a .npz file or a folder of .npy files")
     try:
         with ExitStack() as stack:
-            if path.is_dir():
-                root, opener = path, open_file
-            else:
+            root: Any = path
+            if not path.is_dir():
                 archive = stack.enter_context(zip_file(stack.enter_context(open_file(path))))
-                root, opener = zipfile.Path(archive), lambda member: member.open("rb")
+                root = zipfile.Path(archive)
             member = root / f"{name}.npy"
             if not member.exists():
                 files = [file.name for file in root.iterdir()]
                 names = sorted(file.removesuffix(".npy") for file in files if file.endswith(".npy"))
                 known = ", ".join(names) or "none"
                 raise UserError(f"{path}: no array {name!r}; there are: {cut(known, 1000)}")
-            yield stack.enter_context(opener(member))
+            file = open_file(member) if path.is_dir() else member.open("rb")
+            yield stack.enter_context(file)
     except UserError:
         raise
     except Exception as error:  # a damaged file, or an unknown kind of zip file, may raise anything

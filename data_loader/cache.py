@@ -4,6 +4,8 @@ import io
 import logging
 import time
 import zipfile
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -11,9 +13,9 @@ from utils import RunError, user_cache
 from utils.files import atomic_write
 
 
-def cached(name, make, slow=0.0):
-    """make(), a dict of arrays. They are read from the file of that name if there is one, and
-    written into it if making them takes more than `slow` seconds."""
+def cached(name: str, make: Callable[[], dict[str, Any]], slow: float = 0.0) -> dict[str, Any]:
+    """The arrays that make() returns, read from the cached file of this name if there is one. A new
+    result is cached if making it took more than `slow` seconds."""
     file = f"{name}.npz"
     try:
         with np.load(user_cache() / file, allow_pickle=False) as kept:

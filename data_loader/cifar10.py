@@ -3,7 +3,9 @@
 import gzip
 import tarfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +31,7 @@ RECORD = 1 + 3 * 32 * 32  # a label, then the red, green and blue planes
 def cifar10(dir: LocalPath = "data") -> Data:
     """CIFAR-10 from `dir`, as the archive or its unpacked folder; downloaded if missing."""
 
-    def load():
+    def load() -> dict[str, Arrays]:
         contents = _contents(Path(dir))
         return {key: _decode(Path(dir), files, contents) for key, files in FILES.items()}
 
@@ -38,28 +40,24 @@ def cifar10(dir: LocalPath = "data") -> Data:
     return Data(example, sizes, load, num_classes=10, classes=CLASSES)
 
 
-def _contents(dir):
+def _contents(dir: Path) -> dict[str, bytes]:
     """{file: bytes} from the unpacked folder or the archive; if both are missing, downloaded."""
     for folder in (dir, dir / FOLDER):
         if (folder / FILES["test"][0]).is_file():
             return {file: _read(folder / file) for files in FILES.values() for file in files}
     archive = dir / ARCHIVE
     if not archive.is_file():
-        _download(archive)
+        try:
+            fetch([f"{mirror}{ARCHIVE}" for mirror in MIRRORS], archive, DIGEST)
+        except Unreachable as error:
+            raise Unreachable(
+                f"cifar10: neither {ARCHIVE} nor {FOLDER} is in {dir}, and {error}\n"
+                f"Put one of them into {dir}, or run once with a network connection"
+            ) from None
     return _unpack(archive)
 
 
-def _download(archive):
-    try:
-        fetch([f"{mirror}{ARCHIVE}" for mirror in MIRRORS], archive, DIGEST)
-    except Unreachable as error:
-        raise Unreachable(
-            f"cifar10: neither {ARCHIVE} nor {FOLDER} is in {archive.parent}, and {error}\n"
-            f"Put one of them into {archive.parent}, or run once with a network connection"
-        ) from None
-
-
-def _read(path):
+def _read(path: Path) -> bytes:
     try:
         return read_file(path, PER_FILE * RECORD)
     except FileNotFoundError as error:
@@ -70,18 +68,21 @@ def _read(path):
         raise RunError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _unpack(archive):
+def _unpack(archive: Path) -> dict[str, bytes]:
     """{file: bytes} of an archive's members, read in one pass to the very end, where the checksum
     of gzip is, without extracting anything to disk."""
     files = {f"{FOLDER}/{file}": file for files in FILES.values() for file in files}
     contents, size = {}, PER_FILE * RECORD
     try:
         with open_file(archive, MOST_PACKED) as file:
-            unpacked = UpTo(gzip.GzipFile(fileobj=file), MOST_UNPACKED)
+            # Any: tarfile's types ask for more than it uses.
+            unpacked: Any = UpTo(gzip.GzipFile(fileobj=file), MOST_UNPACKED)
             with tarfile.open(fileobj=unpacked, mode="r|", bufsize=2**20) as tar:
                 for member in tar:
                     if member.name in files and member.size == size and member.isfile():
-                        contents[files[member.name]] = tar.extractfile(member).read()
+                        opened = tar.extractfile(member)
+                        assert opened
+                        contents[files[member.name]] = opened.read()
             while unpacked.read(2**20):
                 pass
     except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, ValueError) as error:
@@ -90,18 +91,20 @@ def _unpack(archive):
         raise RunError(f"{archive}: cannot be read: {error.strerror or error}") from error
     for file in files.values():
         if file not in contents:
-            why = f"it has no file {FOLDER}/{file} of {size} bytes"
-            raise damaged(archive, f"is not the complete archive ({why})")
+            raise damaged(
+                archive,
+                f"is not the complete archive (it has no file {FOLDER}/{file} of {size} bytes)",
+            )
     return contents
 
 
 class UpTo:
     """A file that ends in an error after `most` bytes, since a few may unpack to terabytes."""
 
-    def __init__(self, file, most):
+    def __init__(self, file: gzip.GzipFile, most: int) -> None:
         self.file, self.left = file, most
 
-    def read(self, size):
+    def read(self, size: int) -> bytes:
         data = self.file.read(size)
         self.left -= len(data)
         if self.left < 0:
@@ -109,7 +112,7 @@ class UpTo:
         return data
 
 
-def _decode(dir, files, contents):
+def _decode(dir: Path, files: Sequence[str], contents: dict[str, bytes]) -> Arrays:
     """The images and labels of some files, in the order of the files."""
     for file in files:
         if len(contents[file]) != PER_FILE * RECORD:

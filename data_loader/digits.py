@@ -1,6 +1,8 @@
-"""Drawn digits that look handwritten: a dataset in MNIST's format without files or network."""
+"""Drawn digits that look handwritten, without files or network: as images in MNIST's format, and as
+the movements of a pen, which are sequences of different lengths."""
 
 import functools
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -12,7 +14,9 @@ from utils.forms import Count, CountOrZero, checked
 VERSION = 1  # part of the cache's file name: increase it with every change to an image
 SIZE = 28
 POINTS = 48  # along the strokes of a digit: about one per pixel
-BLOCK = 500  # images drawn at once: their arrays fit into a core's cache
+BLOCK = 500  # digits drawn at once: their arrays fit into a core's cache
+SHORTEST = 12  # points of a pen that draws fast; a slow one has all POINTS
+FEATURES = 3  # of a pen: x and y from -1 to 1, and the distance from the previous point
 
 # For each digit, the styles in which it is drawn. A style lists strokes, separated by commas. A
 # stroke lists the points through which its curve passes, as two numbers x and y (0-9, y downwards).
@@ -46,7 +50,7 @@ STYLES = (
 def digits(seed: CountOrZero = 0, train_size: Count = 60_000, test_size: Count = 10_000) -> Data:
     """Digits 0-9 as 28x28 grey images, drawn from a seed with varied styles, strokes and noise."""
 
-    def load():
+    def load() -> dict[str, Arrays]:
         count = train_size + test_size
         kept = cached(
             f"digits-v{VERSION}-seed{seed}-{count}",
@@ -62,27 +66,63 @@ def digits(seed: CountOrZero = 0, train_size: Count = 60_000, test_size: Count =
     return Data(example, {"train": train_size, "test": test_size}, load, num_classes=10)
 
 
-def draw(seed, count):
+@checked
+def pen_digits(seed: CountOrZero = 0, train_size: Count = 10_000, test_size: Count = 2_000) -> Data:
+    """Digits 0-9 as 12 to 48 points of a pen, drawn from a seed: {"sequence": (48, 3), "length"},
+    for the model `rnn`. After the first `length` points there is noise, which no model may read."""
+
+    def load() -> dict[str, Arrays]:
+        x, y = pen_movements(seed, train_size + test_size)
+        rows = {"train": slice(train_size), "test": slice(train_size, None)}
+        return {
+            name: Arrays({k: a[some] for k, a in x.items()}, y[some], "pen_digits")
+            for name, some in rows.items()
+        }
+
+    empty = {"sequence": np.zeros((POINTS, FEATURES), np.float32), "length": np.int32(0)}
+    sizes = {"train": train_size, "test": test_size}
+    return Data((empty, np.zeros((), np.int32)), sizes, load, num_classes=10)
+
+
+def draw(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     """(images (count, 28, 28, 1) uint8, labels (count,) int32): depends only on the arguments."""
     x = np.empty((count, SIZE, SIZE, 1), np.uint8)
     y = np.empty(count, np.int32)
-    for i, start in enumerate(range(0, count, BLOCK)):
-        random = random_stream(seed, i)
-        rows = slice(start, min(start + BLOCK, count))
-        y[rows] = random.permutation(np.arange(start, rows.stop) % 10)
-        x[rows, :, :, 0] = _ink(random, strokes(random, y[rows]))
+    for random, rows, labels in _blocks(seed, count):
+        y[rows] = labels
+        x[rows, :, :, 0] = _ink(random, strokes(random, labels))
     return x, y
 
 
-def strokes(random, labels):
+def pen_movements(seed: int, count: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """({"sequence": (count, 48, 3), "length": (count,)}, labels): depends only on the arguments."""
+    sequence = np.empty((count, POINTS, FEATURES), np.float32)
+    length, y = np.empty(count, np.int32), np.empty(count, np.int32)
+    for random, rows, labels in _blocks(seed, count):
+        y[rows] = labels
+        length[rows] = random.integers(SHORTEST, POINTS, len(labels), endpoint=True)
+        sequence[rows] = _sampled(strokes(random, labels), length[rows], random)
+    return {"sequence": sequence, "length": length}, y
+
+
+def _blocks(seed: int, count: int) -> Iterator[tuple[np.random.Generator, slice, np.ndarray]]:
+    """(random generator, rows, labels) of each block of digits."""
+    for i, start in enumerate(range(0, count, BLOCK)):
+        random = random_stream(seed, i)
+        rows = slice(start, min(start + BLOCK, count))
+        yield random, rows, random.permutation(np.arange(start, rows.stop) % 10)
+
+
+def strokes(random: np.random.Generator, labels: np.ndarray) -> np.ndarray:
     """The points of each digit in pixels (n, POINTS, 2): a random style, tremor and affine map."""
     n = len(labels)
     points = np.empty((n, POINTS, 2), np.float32)
     # 12 is a multiple of 2, 3 and 4, so that all styles of a digit are equally frequent.
     style = random.integers(0, 12, n)
-    for digit, glyphs in enumerate(_glyphs()):
-        for i, (weights, controls) in enumerate(glyphs):
-            rows = np.flatnonzero((labels == digit) & (style % len(glyphs) == i))
+    for digit, styles in enumerate(STYLES):
+        for i, glyph in enumerate(styles):
+            weights, controls = _glyph(glyph)
+            rows = np.flatnonzero((labels == digit) & (style % len(styles) == i))
             tremor = random.normal(0, 0.07, (len(rows), *controls.shape)).astype(np.float32)
             points[rows] = weights @ (controls + tremor)
     turn, slant = random.normal(0, 0.13, n), random.normal(-0.12, 0.17, n)
@@ -94,18 +134,18 @@ def strokes(random, labels):
     return points @ affine.astype(np.float32) + shift.astype(np.float32)
 
 
-def _ink(random, points):
+def _ink(random: np.random.Generator, points: np.ndarray) -> np.ndarray:
     """The images (n, SIZE, SIZE) that a pen with a Gaussian tip draws along the points.
 
     A Gaussian is a product of a row and a column factor, so a digit is one matmul.
     """
     n = len(points)
 
-    def uniform(low, high):
+    def uniform(low: float, high: float) -> np.ndarray:
         return random.uniform(low, high, (n, 1, 1)).astype(np.float32)
 
     tip, pressure = uniform(0.6, 1.25), uniform(0.9, 1.8)
-    brightness, grain = uniform(0.6, 1), uniform(0, 0.16)
+    brightness, grain = uniform(0.6, 1.0), uniform(0.0, 0.16)
     pixels = np.arange(SIZE, dtype=np.float32)
     # Both (n, POINTS, SIZE).
     x, y = (np.exp(-0.5 * ((points[:, :, i, None] - pixels) / tip) ** 2) for i in (0, 1))
@@ -118,12 +158,18 @@ def _ink(random, points):
     return (np.clip(np.minimum(ink, 1) * brightness + noise, 0, 1) * 255).astype(np.uint8)
 
 
+def _sampled(points: np.ndarray, length: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """The features of `length` of each digit's points, at even distances; then noise."""
+    steps, length = np.arange(POINTS), length[:, None]
+    rows = np.rint(np.minimum(steps / (length - 1), 1) * (POINTS - 1)).astype(int)
+    points = np.take_along_axis(points / (SIZE / 2) - 1, rows[..., None], axis=1)
+    moved = np.linalg.norm(np.diff(points, axis=1, prepend=points[:, :1]), axis=2, keepdims=True)
+    noise = random.uniform(-1, 1, (len(points), POINTS, FEATURES))
+    return np.where((steps < length)[..., None], np.concatenate([points, moved], axis=2), noise)
+
+
 @functools.cache
-def _glyphs():
-    return [[_glyph(style) for style in styles] for styles in STYLES]
-
-
-def _glyph(style):
+def _glyph(style: str) -> tuple[np.ndarray, np.ndarray]:
     """(weights (POINTS, c), control points (c, 2) in -1..1) of one style.
 
     `weights @ controls` are points with even spacing along the strokes.
@@ -143,7 +189,7 @@ def _glyph(style):
     return np.concatenate(weights)[even].astype(np.float32), controls
 
 
-def _curve(points):
+def _curve(points: np.ndarray) -> np.ndarray:
     """Samples of the Catmull-Rom curve through points (n, d): 64 on each of its n - 1 pieces."""
     padded = np.concatenate([points[:1], points, points[-1:]])
     # Each piece runs from b to c; all four are (n - 1, 1, d).

@@ -7,8 +7,9 @@ import sys
 import threading
 import time
 import zlib
+from collections.abc import Iterable
 from concurrent.futures import Future
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -29,7 +30,13 @@ class WrongContent(Exception):
     """A mirror returned something other than the requested file."""
 
 
-def fetch(urls, path, digest=None, timeout=TIMEOUT, most=MOST_BYTES):
+def fetch(
+    urls: Iterable[str],
+    path: str | Path,
+    digest: str | None = None,
+    timeout: int | float = TIMEOUT,
+    most: int = MOST_BYTES,
+) -> None:
     """Download `path` from the first mirror that has it.
 
     `digest` is the md5 or sha256 of the file, gzip-compressed or not; neither may have more than
@@ -44,12 +51,17 @@ def fetch(urls, path, digest=None, timeout=TIMEOUT, most=MOST_BYTES):
             errors[url] = str(error) or type(error).__name__
             reached |= isinstance(error, WrongContent)
         else:
-            return _save(path, data)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise RunError(f"{path.parent}: cannot be created: {error.strerror}") from error
+            atomic_write(path, data)
+            return
     lines = "".join(f"\n  {url}: {error}" for url, error in errors.items())
     raise (RunError if reached else Unreachable)(f"{path.name} could not be downloaded:{lines}")
 
 
-def damaged(path, problem):
+def damaged(path: str | Path, problem: str) -> UserError:
     """The error for a file that exists but has the wrong content."""
     return UserError(
         f"{path}: {problem}; delete it, so that it is downloaded again, or replace it with a "
@@ -57,7 +69,7 @@ def damaged(path, problem):
     )
 
 
-def _try(url, timeout, most):
+def _try(url: str, timeout: int | float, most: int) -> bytes:
     """The bytes from a mirror; one retry, but not after silence or an HTTP error."""
     try:
         return _read(url, timeout, most)
@@ -68,7 +80,7 @@ def _try(url, timeout, most):
         return _read(url, timeout, most)
 
 
-def _read(url, timeout, most):
+def _read(url: str, timeout: int | float, most: int) -> bytes:
     from tqdm import tqdm
 
     with _open(url, timeout) as response:
@@ -89,11 +101,11 @@ def _read(url, timeout, most):
     return bytes(data)
 
 
-def _open(url, timeout):
+def _open(url: str, timeout: int | float) -> HTTPResponse:
     """urlopen in its own thread, since its timeout does not cover a name lookup that hangs."""
     response = Future()
 
-    def work():
+    def work() -> None:
         try:
             response.set_result(urlopen(url, timeout=timeout))
         except Exception as error:
@@ -107,7 +119,7 @@ def _open(url, timeout):
         raise TimeoutError(f"no response in {timeout} s") from error
 
 
-def _check(data, digest, most):
+def _check(data: bytes, digest: str | None, most: int) -> None:
     """Raise WrongContent unless the digest is that of the data, as received or unpacked."""
     if digest is None:
         return
@@ -119,7 +131,7 @@ def _check(data, digest, most):
         )
 
 
-def _digest_unpacked(data, kind, most):
+def _digest_unpacked(data: bytes, kind: str, most: int) -> str | None:
     """The digest of the content of gzip data, unpacked piece by piece since a few bytes may unpack
     to gigabytes; None for other data."""
     if not data.startswith(b"\x1f\x8b"):
@@ -135,11 +147,3 @@ def _digest_unpacked(data, kind, most):
     except (OSError, EOFError, zlib.error) as error:
         raise WrongContent(f"returned damaged gzip data ({error})") from error
     return digest.hexdigest()
-
-
-def _save(path, data):
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"{path.parent}: cannot be created: {error.strerror}") from error
-    atomic_write(path, data)

@@ -3,14 +3,16 @@
 import math
 import os
 from collections import deque
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 
-from data_loader.base import Data
-from data_loader.images import ENDINGS, MODES, UNREAD, need_pillow, pixels
+from data_loader.base import Batch, CollateFn, Data
+from data_loader.images import ENDINGS, MODES, UNREAD, Color, need_pillow, pixels
 from data_loader.loader import collated
 from utils import UserError, format_bytes
 from utils.forms import Count, CountOrZero, LocalPath, at_most, checked
@@ -39,16 +41,22 @@ def folder(
     sets, left = {}, cache_mb * 2**20
     for name in sorted(roots, key=("train", "val", "test").index):
         files = _files(roots[name], classes)
-        how = {"threads": threads or usable_cores(), "cache_bytes": left, "source": roots[name]}
-        sets[name] = Images(files, classes, image_size, color, **how)
+        sets[name] = Images(
+            files,
+            classes,
+            image_size,
+            color,
+            threads=threads or usable_cores(),
+            cache_bytes=left,
+            source=roots[name],
+        )
         left -= sets[name].cache.nbytes
     example = (np.zeros((*image_size, MODES[color][1]), np.uint8), np.zeros((), np.int32))
     sizes = {name: len(dataset) for name, dataset in sets.items()}
-    named = {"num_classes": len(classes), "classes": tuple(classes)}
-    return Data(example, sizes, lambda: sets, **named)
+    return Data(example, sizes, lambda: sets, num_classes=len(classes), classes=tuple(classes))
 
 
-def usable_cores():
+def usable_cores() -> int:
     """How many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
@@ -60,22 +68,32 @@ class Images:
     kept after they are decoded."""
 
     def __init__(
-        self, files, classes, image_size, color, *, threads=1, cache_bytes=0, source="files"
-    ):
+        self,
+        files: list[tuple[Path, int]],
+        classes: list[str],
+        image_size: tuple[int, int],
+        color: Color,
+        *,
+        threads: int,
+        cache_bytes: int,
+        source: Path,
+    ) -> None:
         self.files = files  # [(path, label)]
         self.classes = classes
         self.image_size = image_size
-        self.color = color
+        self.color: Color = color
         self.threads = threads
         shape = (*image_size, MODES[color][1])
         kept = min(len(files), cache_bytes // math.prod(shape))
         # The system allocates the memory of an empty array only as it is written.
         self.cache, self.is_cached = np.empty((kept, *shape), np.uint8), np.zeros(kept, bool)
-        size = f"{kept} decoded images are kept in {format_bytes(self.cache.nbytes)} of memory"
-        self.source = f"{source} ({len(files)} files; {size})"
+        self.source = (
+            f"{source} ({len(files)} files; {kept} decoded images are kept in "
+            f"{format_bytes(self.cache.nbytes)} of memory)"
+        )
 
     @property
-    def advice(self):
+    def advice(self) -> str:
         """What to do if a run waits for these images."""
         more = f"use more data.args.threads (now {self.threads}), if there are more cores"
         if len(self.cache) == len(self.files):
@@ -86,10 +104,10 @@ class Images:
             f"data.args.cache_mb, to {needed} for this set; {more}; or store smaller images"
         )
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.files)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.int32]:
         path, label = self.files[index]
         if not 0 <= index < len(self.cache):
             return pixels(path, self.image_size, self.color), np.int32(label)
@@ -98,20 +116,21 @@ class Images:
             self.is_cached[index] = True
         return self.cache[index].copy(), np.int32(label)
 
-    def read_batches(self, order, collate_fn):
+    def read_batches(self, order: Iterable[np.ndarray], collate_fn: CollateFn) -> Iterator[Batch]:
         """One batch for each row of `order`. While one is collected, threads decode the next."""
-        pool, ahead = ThreadPoolExecutor(self.threads, "decode"), deque()
+        pool = ThreadPoolExecutor(self.threads, "decode")
+        ahead: deque[Iterator[list]] = deque()
 
-        def examples(piece):
+        def examples(piece: np.ndarray) -> list[tuple[np.ndarray, np.int32]]:
             return [self[int(i)] for i in piece]
 
-        def collect():
-            return collated([one for task in ahead.popleft() for one in task.result()], collate_fn)
+        def collect() -> Batch:
+            return collated(list(chain.from_iterable(ahead.popleft())), collate_fn)
 
         try:
             for row in order:
                 pieces = np.split(row, range(PIECE, len(row), PIECE))
-                ahead.append([pool.submit(examples, piece) for piece in pieces])
+                ahead.append(pool.map(examples, pieces))
                 if len(ahead) > 1:
                     yield collect()
             while ahead:
@@ -120,7 +139,7 @@ class Images:
             pool.shutdown(cancel_futures=True)
 
 
-def _roots(root):
+def _roots(root: Path) -> dict[str, Path]:
     """{set: its folder of class folders}; without a train folder, `root` is the training set."""
     names = _classes(root)
     if "train" not in names:
@@ -133,7 +152,7 @@ def _roots(root):
     return {name: root / name for name in names}
 
 
-def _classes(root):
+def _classes(root: Path) -> list[str]:
     """The sorted names of the class folders; a class's label is its index in this list."""
     if not root.is_dir():
         raise UserError(f"{root}: no such folder; it should hold one folder of images per class")
@@ -145,12 +164,12 @@ def _classes(root):
     return classes
 
 
-def is_image(path, endings=ENDINGS):
+def is_image(path: Path, endings: Collection[str] = ENDINGS) -> bool:
     """Whether a file counts as an image; hidden ones, such as macOS's ._a.png, do not."""
     return path.suffix.lower() in endings and not path.name.startswith(".")
 
 
-def _files(root, classes):
+def _files(root: Path, classes: list[str]) -> list[tuple[Path, int]]:
     """[(path, label)] of the images under root; a new class or one without images is an error."""
     unknown = sorted(set(_classes(root)) - set(classes))
     if unknown:
@@ -167,7 +186,7 @@ def _files(root, classes):
     return files
 
 
-def _images(folder):
+def _images(folder: Path) -> list[Path]:
     """The sorted images in the folder of a class. An image that would be left out is an error: in
     a folder within this one, or with the ending of a format that is not read."""
     with os.scandir(folder) as entries:  # which knows the folders without a call for each name
@@ -175,14 +194,17 @@ def _images(folder):
     images = sorted(path for path in is_folder if is_image(path) and not is_folder[path])
     for path in sorted(is_folder):
         if is_image(path, UNREAD) and not is_folder[path]:
-            why = f"images with the ending {path.suffix} are not read"
-            raise UserError(f"{path}: {why}; convert it to PNG or JPEG, or delete it")
+            raise UserError(
+                f"{path}: images with the ending {path.suffix} are not read; convert it to PNG or "
+                "JPEG, or delete it"
+            )
         if not is_folder[path] or path.name.startswith("."):
             continue
         if inner := next(filter(is_image, path.rglob("*")), None):
-            where = f"is in a folder within {folder}, which is read as the folder of a class"
-            fix = f"move it into {folder}; the folders of sets are called train, val and test"
-            raise UserError(f"{inner}: {where}; {fix}")
+            raise UserError(
+                f"{inner}: is in a folder within {folder}, which is read as the folder of a class; "
+                f"move it into {folder}; the folders of sets are called train, val and test"
+            )
     if not images:
         raise UserError(f"{folder}: no images in it; known endings: {', '.join(sorted(ENDINGS))}")
     return images

@@ -2,11 +2,16 @@
 
 import importlib.util
 import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
 from utils import UserError
 from utils.files import open_file
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 UNREAD = {".heic", ".heif", ".avif", ".jfif", ".jp2", ".jxl", ".svg", ".tga"}  # other images
@@ -18,14 +23,17 @@ MODES = {"rgb": ("RGB", 3), "gray": ("L", 1)}  # Pillow's name, channels
 # times `image_size`, and then resized: for 500 x 375 pixels at 64 x 64 in 0.57 of the time.
 DRAFT = 2
 
+ImageSize: TypeAlias = tuple[int, int] | None  # (height, width); None: as the file has it
+Color: TypeAlias = Literal["rgb", "gray"]
 
-def need_pillow(what):
+
+def need_pillow(what: str) -> None:
     """Raise if images cannot be read, `what` being the part or file that needs it."""
     if importlib.util.find_spec("PIL") is None:
         raise UserError(f"{what}: reading images needs Pillow; install it with: pip install pillow")
 
 
-def pixels(path, image_size, color):
+def pixels(path: str | Path, image_size: ImageSize, color: Color) -> np.ndarray:
     """The image of a file, upright and resized: uint8 (height, width, channels)."""
     try:
         with open_file(path, MOST_BYTES) as file:
@@ -34,7 +42,9 @@ def pixels(path, image_size, color):
         raise UserError(f"{path}: not a readable image ({error}); replace or delete it") from error
 
 
-def image_in(data, what, image_size, color, hint=""):
+def image_in(
+    data: bytes, what: str, image_size: ImageSize, color: Color, hint: str = ""
+) -> np.ndarray:
     """The image in some bytes; `what` is their name in a message."""
     try:
         return decoded(io.BytesIO(data), image_size, color)
@@ -42,11 +52,10 @@ def image_in(data, what, image_size, color, hint=""):
         raise UserError(f"{what} is not a readable image ({error}){hint}") from error
 
 
-def decoded(file, image_size, color):
-    """The image of an open file, upright: uint8 (height, width, channels).
-
-    It keeps its size if `image_size` is None.
-    """
+def decoded(
+    file: io.BytesIO | io.BufferedReader, image_size: ImageSize, color: Color
+) -> np.ndarray:
+    """The image of an open file, upright: uint8 (height, width, channels)."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
@@ -57,10 +66,12 @@ def decoded(file, image_size, color):
         raise ValueError(f"it has too many pixels; at most {MOST_PIXELS:,} are decoded") from error
     with image:
         if image.width * image.height > MOST_PIXELS:
-            size = f"{image.width} x {image.height} pixels"
-            raise ValueError(f"it has {size}; at most {MOST_PIXELS:,} are decoded")
+            raise ValueError(
+                f"it has {image.width} x {image.height} pixels; at most {MOST_PIXELS:,} are decoded"
+            )
         if image_size is not None:
-            image.draft(None, (DRAFT * max(image_size),) * 2)  # either side may become the height
+            side = DRAFT * max(image_size)  # either side may become the height
+            image.draft(None, (side, side))
         upright = with_8_bits(ImageOps.exif_transpose(image), image.format)
         upright = upright.convert(MODES[color][0])
     if image_size is not None:
@@ -68,7 +79,7 @@ def decoded(file, image_size, color):
     return np.asarray(upright, np.uint8).reshape(upright.height, upright.width, MODES[color][1])
 
 
-def with_8_bits(image, format):
+def with_8_bits(image: "Image.Image", format: str | None) -> "Image.Image":
     """The image with 8 bits per channel; Pillow would cut off everything above 255.
 
     16 bits are scaled down. The range of wider numbers is unknown, so they are a ValueError.

@@ -1,13 +1,24 @@
 """From datasets to batches: the order of an epoch, stacking, prefetching, users' own batches."""
 
 from collections import deque
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from data_loader.base import Arrays, Batch, has_items, read_example
-from data_loader.nest import check_readable, check_type, map_nest, named_nest
+from data_loader.base import (
+    AnyDataset,
+    Arrays,
+    Batch,
+    BatchOptions,
+    CollateFn,
+    Dataset,
+    has_items,
+    read_example,
+)
+from data_loader.nest import Nest, check_readable, check_type, map_nest, named_nest
 from utils import UserError, where_and_why
 from utils.forms import at_least
 
@@ -16,8 +27,14 @@ SHIFT = 2**63  # the first random stream of in_epoch
 # Attributes that a dataset may have (data_loader/base.py).
 ABOUT_DATASETS = ("classes", "tokenizer", "tokens_per_example", "advice")
 
+Item = TypeVar("Item")
+# {leaf: (shape of a row, dtype)}
+BatchForm: TypeAlias = dict[str, tuple[tuple[int, ...], np.dtype]]
 
-def epoch_order(n, batch_size, *, seed, epoch, shuffle):
+
+def epoch_order(
+    n: int, batch_size: int, *, seed: int, epoch: int, shuffle: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """(indices (steps, batch_size), number of valid ones per row (steps,)).
 
     A short last row is filled up with the first examples of the epoch.
@@ -32,7 +49,7 @@ def epoch_order(n, batch_size, *, seed, epoch, shuffle):
     return np.resize(order.astype(np.int32), (steps, batch_size)), valid
 
 
-def random_stream(seed, stream):
+def random_stream(seed: int, stream: int) -> np.random.Generator:
     """A random generator that depends only on (seed, stream)."""
     return np.random.Generator(np.random.Philox(key=(stream << 64) | seed % 2**64))
 
@@ -41,52 +58,37 @@ class Subset:
     """Some examples of a dataset, read when they are used. It has no `in_epoch`, since the same
     indices may be other examples in another epoch, even examples that are held out."""
 
-    def __init__(self, dataset, indices):
+    def __init__(self, dataset: Dataset, indices: np.ndarray) -> None:
         self.dataset = dataset
         self.indices = indices
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.indices)
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         """What the whole dataset says of itself; None if it does not."""
         if name not in ABOUT_DATASETS:
             raise AttributeError(name)
         return getattr(self.dataset, name, None)
 
     @property
-    def source(self):
+    def source(self) -> str:
         return getattr(self.dataset, "source", type(self.dataset).__name__)
 
-    def __getitem__(self, index):
-        index = self.indices[index]
-        if takes_rows(self.dataset):
-            return self.dataset[index]
-        return read_example(self.dataset, int(index))
-
-    def read_batches(self, order, collate_fn):
-        """The batches, read by the whole dataset, which must have this method."""
-        return self.dataset.read_batches(self.indices[order], collate_fn)
+    def __getitem__(self, index: int | np.ndarray) -> Nest:
+        chosen = self.indices[index]
+        if type(self.dataset) is Arrays:
+            return self.dataset[chosen]
+        return read_example(self.dataset, int(chosen))
 
 
-def takes_rows(dataset):
-    """Whether dataset[array of indices] returns many examples; only Arrays guarantees that."""
-    return type(dataset) is Arrays or (type(dataset) is Subset and takes_rows(dataset.dataset))
-
-
-def reads_batches(dataset):
-    """Whether a dataset has its own way to read batches."""
-    if type(dataset) is Subset:
-        return reads_batches(dataset.dataset)
-    return hasattr(dataset, "read_batches")
-
-
-def in_epoch(dataset, seed, epoch):
+def in_epoch(dataset: Dataset, seed: int, epoch: int) -> Dataset:
     """The dataset that a shuffled epoch reads instead of this one (data_loader/base.py)."""
-    return dataset.in_epoch(seed, epoch) if hasattr(dataset, "in_epoch") else dataset
+    own = getattr(dataset, "in_epoch", None)
+    return own(seed, epoch) if own else dataset
 
 
-def held_out(n, val_size):
+def held_out(n: int, val_size: int | float) -> int:
     """How many of n examples a val_size holds out; it is a count (int) or a fraction (float)."""
     count = round(n * val_size) if isinstance(val_size, float) else val_size
     if val_size and not 0 < count < n:
@@ -97,7 +99,7 @@ def held_out(n, val_size):
     return count
 
 
-def split(dataset, val_size, seed):
+def split(dataset: Dataset, val_size: int | float, seed: int) -> tuple[Dataset, Dataset]:
     """(train, val): two disjoint subsets, chosen by the seed, both in the dataset's order."""
     n = len(dataset)
     count = held_out(n, val_size)
@@ -105,7 +107,7 @@ def split(dataset, val_size, seed):
     return _subset(dataset, np.sort(order[count:])), _subset(dataset, np.sort(order[:count]))
 
 
-def _subset(dataset, indices):
+def _subset(dataset: Dataset, indices: np.ndarray) -> Arrays | Subset:
     if type(dataset) is Arrays:
         on_disk = any(isinstance(a, np.memmap) for _, a in named_nest(dataset.arrays))
         if not on_disk:
@@ -116,45 +118,55 @@ def _subset(dataset, indices):
 class FirstBatches:
     """The first batches of an iterable of batches, in every epoch."""
 
-    def __init__(self, iterable, count):
-        self.iterable, self.count = iterable, count
+    def __init__(self, iterable: Iterable[Batch], count: int) -> None:
+        self.iterable: Any = iterable
+        self.count = count
         if hasattr(iterable, "start_at"):
             self.start_at = self.later_batches
 
-    def __len__(self):
+    def __len__(self) -> int:
         return min(len(self.iterable), self.count)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Batch]:
         return islice(self.iterable, self.count)
 
-    def later_batches(self, epoch, start):
+    def later_batches(self, epoch: int, start: int) -> Iterator[Batch]:
         return islice(self.iterable.start_at(epoch, start), max(0, self.count - start))
 
 
-def first_batches(dataset, count, batch_size):
+def first_batches(dataset: AnyDataset, count: int, batch_size: int) -> AnyDataset:
     """The first `count` batches of a dataset, or of an iterable of batches, as the same kind."""
-    if not has_items(dataset):
-        return FirstBatches(dataset, count)
-    return _subset(dataset, np.arange(min(len(dataset), count * batch_size)))
+    if has_items(dataset):
+        return _subset(dataset, np.arange(min(len(dataset), count * batch_size)))
+    assert isinstance(dataset, Iterable)
+    return FirstBatches(dataset, count)
 
 
-def collate(examples) -> Batch:
+def collate(examples: list[Nest]) -> Batch:
     """One batch from a list of examples: every leaf is stacked along a new first axis."""
     try:
         return map_nest(lambda *leaves: np.stack(leaves), *examples)
     except (ValueError, TypeError, AttributeError) as error:
-        found = {}
-        for name, leaf in (pair for example in examples for pair in named_nest(example)):
-            found.setdefault(name, []).append(np.shape(leaf))
-        odd = [(name, s, next((o for o in s if o != s[0]), None)) for name, s in found.items()]
-        why = "; ".join(f"{name or 'they'}: {s[0]} and {o}" for name, s, o in odd if o is not None)
+        first, *others = map(_shapes, examples)
+        other = next((shapes for shapes in others if shapes != first), first)
+        different = [
+            f"{name or 'they'}: {shape} and {other[name]}"
+            for name, shape in first.items()
+            if other.get(name, shape) != shape
+        ]
         raise UserError(
-            f"loader.collate_fn: the examples of a batch do not stack ({why or error}); "
-            "write a collate_fn that pads them to one shape"
+            f"loader.collate_fn: the examples of a batch do not stack "
+            f"({'; '.join(different) or error}); write a collate_fn that pads them to one shape"
         ) from error
 
 
-def collated(examples, collate_fn, option="loader.collate_fn"):
+def _shapes(example: Nest) -> dict[str, tuple[int, ...]]:
+    return {name: np.shape(leaf) for name, leaf in named_nest(example)}
+
+
+def collated(
+    examples: list[Nest], collate_fn: CollateFn, option: str = "loader.collate_fn"
+) -> Nest:
     """The batch that a collate_fn makes from a list of examples: one row per example. Errors name
     the option that holds the function."""
     try:
@@ -175,42 +187,51 @@ def collated(examples, collate_fn, option="loader.collate_fn"):
     return batch
 
 
-def batch_of_copies(example, size, collate_fn=None):
+def batch_of_copies(example: Nest, size: int, collate_fn: CollateFn | None = None) -> Nest:
     """The batch of `size` copies of a data's `example`, which has the shapes of its batches."""
-    if collate_fn in (None, collate):
+    if collate_fn is None or collate_fn is collate:
         return map_nest(lambda a: np.broadcast_to(a, (size, *np.shape(a))), example)
     return map_nest(np.asarray, collated([example] * size, collate_fn))
 
 
-def batches(dataset, order, collate_fn=collate, start=0):
+def batches(
+    dataset: Dataset,
+    order: np.ndarray | list[list[int]],
+    collate_fn: CollateFn = collate,
+    start: int = 0,
+) -> Iterator[Nest]:
     """One batch for each row of `order`, from row `start` on."""
-    if reads_batches(dataset):
-        yield from dataset.read_batches(order[start:], collate_fn)
-        return
-    by_rows = takes_rows(dataset) and collate_fn is collate
-    for row in order[start:]:
-        yield dataset[row] if by_rows else one_by_one(dataset, row, collate_fn)
+    order = order[start:]
+    while type(dataset) is Subset:
+        dataset, order = dataset.dataset, dataset.indices[order]
+    if read_batches := getattr(dataset, "read_batches", None):
+        yield from read_batches(order, collate_fn)
+    elif type(dataset) is Arrays and collate_fn is collate:
+        yield from (dataset[row] for row in order)
+    else:
+        yield from (one_by_one(dataset, row, collate_fn) for row in order)
 
 
-def one_by_one(dataset, row, collate_fn):
+def one_by_one(dataset: Dataset, row: np.ndarray | list[int], collate_fn: CollateFn) -> Nest:
     """The batch of a row of indices."""
     examples = [read_example(dataset, int(i)) for i in row]
     try:
         return collated(examples, collate_fn)
     except UserError as error:
-        forms = [[(name, np.shape(a)) for name, a in named_nest(e)] for e in examples]
-        other = next((i for i, form in enumerate(forms) if form != forms[0]), None)
+        shapes = [*map(_shapes, examples)]
+        other = next((i for i, each in enumerate(shapes) if each != shapes[0]), None)
         if other is None or collate_fn is not collate:
             raise
-        while type(dataset) is Subset:
-            dataset, row = dataset.dataset, np.asarray(dataset.indices)[row]
         raise UserError(f"{error}; compare the examples {row[0]} and {row[other]}") from error
 
 
-def first_inputs(dataset, options, limit=None):
+def first_inputs(
+    dataset: AnyDataset, options: BatchOptions, limit: int | None = None
+) -> Iterator[Nest]:
     """The inputs of a training set of pairs (x, y), batch by batch and each once; with a `limit`,
     only the inputs of the first batches of a shuffled epoch."""
     if not has_items(dataset):
+        assert isinstance(dataset, Iterable)
         yield from (map_nest(np.asarray, batch[0]) for batch in islice(dataset, limit))
         return
     size = options.batch_size
@@ -218,16 +239,17 @@ def first_inputs(dataset, options, limit=None):
         first = map_nest(np.size, read_example(dataset, 0)[0])
         numbers = sum(count for _, count in named_nest(first))
         size = max(1, min(1024, 2**24 // max(1, numbers)))
-    order = {"seed": 0, "epoch": 1, "shuffle": bool(limit) and options.shuffle}
-    rows, valid = epoch_order(len(dataset), size, **order)
+    shuffle = bool(limit) and options.shuffle
+    rows, valid = epoch_order(len(dataset), size, seed=0, epoch=1, shuffle=shuffle)
     read = batches(dataset, rows[:limit], options.collate_fn or collate)
     for batch, count in zip(read, valid, strict=False):
         yield map_nest(lambda a, count=count: np.asarray(a)[:count], batch[0])
 
 
-def prefetch(iterable, depth=2):
+def prefetch(iterable: Iterable[Item], depth: int = 2) -> Iterator[Item]:
     """The items of an iterable; a thread makes the next `depth` of them ahead of time."""
-    iterator, end = iter(iterable), object()
+    iterator: Iterator[Any] = iter(iterable)
+    end: Any = object()
     pool = ThreadPoolExecutor(1, "prefetch")
     try:
         ahead = deque(pool.submit(next, iterator, end) for _ in range(depth))
@@ -238,7 +260,9 @@ def prefetch(iterable, depth=2):
         pool.shutdown(cancel_futures=True)
 
 
-def padded(iterable, rows=None, start=0):
+def padded(
+    iterable: Iterable[Batch], rows: int | None = None, start: int = 0
+) -> Iterator[tuple[Nest, int]]:
     """(batch, number of valid examples) for every batch of the user's own iterable.
 
     A batch with fewer than `rows` examples (by default the size of the first batch) is filled up
@@ -255,7 +279,7 @@ def padded(iterable, rows=None, start=0):
             check_type(f"batch {i}: {name}", dtype)
             if dtype.kind in "OUSMm":
                 raise UserError(f"batch {i}: {name} holds {dtype}, not numbers; yield numbers")
-        if form is None:
+        if form is None or rows is None:
             rows, form = rows or size, batch_form
         if batch_form != form:
             raise UserError(
@@ -275,14 +299,15 @@ def padded(iterable, rows=None, start=0):
         )
 
 
-def _form(name, batch):
-    """(size of the first axis, {leaf: (shape without that axis, dtype)}) of a batch."""
+def _form(name: str, batch: Nest) -> tuple[int, BatchForm]:
+    """The size of the first axis of a batch, and its form."""
     leaves = dict(named_nest(batch))
     sizes = {leaf: a.shape[0] if a.ndim else None for leaf, a in leaves.items()}
-    if len(set(sizes.values())) != 1 or None in sizes.values():
+    first, *others = set(sizes.values()) or {None}
+    if first is None or others:
         raise UserError(f"{name}: every array needs the same first axis; found {sizes}")
-    return next(iter(sizes.values())), {leaf: (a.shape[1:], a.dtype) for leaf, a in leaves.items()}
+    return first, {leaf: (a.shape[1:], a.dtype) for leaf, a in leaves.items()}
 
 
-def _show(form):
+def _show(form: BatchForm) -> str:
     return ", ".join(f"{leaf} {dtype}{list(shape)}" for leaf, (shape, dtype) in form.items())

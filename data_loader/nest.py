@@ -1,11 +1,16 @@
 """Nested dicts, tuples and lists of arrays: what jax calls a tree, without importing jax."""
 
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
 import numpy as np
 
 from utils import UserError
 
+Nest: TypeAlias = Any  # nested dicts, tuples and lists, whose leaves are arrays or numbers
 
-def map_nest(fn, nest, *rest):
+
+def map_nest(fn: Callable[..., Any], nest: Nest, *rest: Nest) -> Nest:
     """Like jax.tree.map, for dicts, tuples and lists."""
     if isinstance(nest, dict):
         if any(r.keys() != nest.keys() for r in rest):
@@ -17,7 +22,7 @@ def map_nest(fn, nest, *rest):
     return fn(nest, *rest)
 
 
-def named_nest(nest, name=""):
+def named_nest(nest: Nest, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (name, leaf) for every leaf of a nest; a name is its path, as in `0/image`."""
     if not isinstance(nest, dict | tuple | list):
         yield name, nest
@@ -26,18 +31,18 @@ def named_nest(nest, name=""):
         yield from named_nest(child, f"{name}/{key}" if name else str(key))
 
 
-def check_readable(nest, place):
+def check_readable(nest: Nest, place: str) -> None:
     """Refuse arrays that NumPy cannot read, or reads without their mask."""
     for name, leaf in named_nest(nest):
         if isinstance(leaf, np.ma.MaskedArray):
-            fix = "fill its gaps, as by .filled(0)"
-            raise UserError(f"{place}: {name} is a masked array; {fix}")
+            raise UserError(f"{place}: {name} is a masked array; fill its gaps, as by .filled(0)")
         if getattr(leaf, "requires_grad", False) is True:
-            fix = "pass .detach()"
-            raise UserError(f"{place}: {name} is a tensor that requires its gradient; {fix}")
+            raise UserError(
+                f"{place}: {name} is a tensor that requires its gradient; pass .detach()"
+            )
 
 
-def check_type(what, dtype):
+def check_type(what: str, dtype: np.dtype) -> None:
     """Refuse numbers in the byte order of other machines, or of more than 64 bits, which JAX cannot
     read."""
     own = dtype.newbyteorder("=") if dtype.itemsize <= 8 else np.dtype(np.float64)
@@ -45,7 +50,7 @@ def check_type(what, dtype):
         raise UserError(f"{what} holds {dtype}, which JAX cannot read; pass .astype('{own}')")
 
 
-def check_integers(nest, bits=32, place="data"):
+def check_integers(nest: Nest, bits: int = 32, place: str = "data") -> None:
     """Refuse integers that JAX would silently wrap around to `bits` bits."""
     for name, leaf in named_nest(nest):
         if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iu":
@@ -55,6 +60,7 @@ def check_integers(nest, bits=32, place="data"):
         limits = np.iinfo(f"{leaf.dtype.kind}{bits // 8}")
         for value in (leaf.min(), leaf.max()):
             if not limits.min <= value <= limits.max:
-                what = f"{place}: {name or 'an array'} holds the integer {value}"
-                fix = "convert it to floats, or subtract an offset"
-                raise UserError(f"{what}, and integers of devices have {bits} bits; {fix}")
+                raise UserError(
+                    f"{place}: {name or 'an array'} holds the integer {value}, and integers of "
+                    f"devices have {bits} bits; convert it to floats, or subtract an offset"
+                )

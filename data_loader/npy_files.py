@@ -3,7 +3,10 @@
 import io
 import math
 import zipfile
+from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
+from typing import IO, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.lib import format as npy
@@ -14,15 +17,29 @@ MOST_HEADER = 2**16  # bytes of the header of an array; NumPy refuses those of m
 MOST_DIRECTORY = 2**22  # bytes of the list of a zip file's members
 
 
-def header_of(file):
-    """(shape, dtype) of the .npy file in an open file, which is left where the numbers begin."""
-    file = Pieces(file, MOST_HEADER)
-    read = {(1, 0): npy.read_array_header_1_0}.get(npy.read_magic(file), npy.read_array_header_2_0)
-    shape, _, dtype = parsed(read, file)
-    return shape, dtype
+# The types of Python's library call an open member of a zip file IO[bytes].
+BinaryFile: TypeAlias = io.BufferedIOBase | IO[bytes]
 
 
-def parsed(read, file):
+class Header(NamedTuple):
+    """The shape and type of an array, from the header of its .npy file."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+def header_of(file: BinaryFile) -> Header:
+    """The Header of the .npy file in an open file, which is left where the numbers begin."""
+    pieces: Any = Pieces(file, MOST_HEADER)
+    is_first = npy.read_magic(pieces) == (1, 0)
+    read = npy.read_array_header_1_0 if is_first else npy.read_array_header_2_0
+    shape, _, dtype = parsed(read, pieces)
+    return Header(shape, dtype)
+
+
+def parsed(
+    read: Callable[[Any], tuple[tuple[int, ...], bool, np.dtype]], file: io.BufferedIOBase | Pieces
+) -> tuple[tuple[int, ...], bool, np.dtype]:
     """(shape, whether it is in Fortran order, dtype) as a function of NumPy reads them in a header,
     which is a literal of Python."""
     try:
@@ -36,7 +53,7 @@ def parsed(read, file):
     return shape, fortran, dtype
 
 
-def array_in(data, start=0):
+def array_in(data: bytes, start: int = 0) -> tuple[np.ndarray, int]:
     """(the array of the .npy file that begins at `start` in some bytes, the place of its end);
     ValueError if there is none."""
     # Version 1.0 of the format: magic, version, length of the header, header, numbers.
@@ -54,19 +71,20 @@ def array_in(data, start=0):
 
 # All records have the same few headers, and parsing one takes longer than everything else.
 @lru_cache(1000)
-def _header_in(header):
+def _header_in(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
     shape, fortran, dtype = parsed(npy.read_array_header_1_0, io.BytesIO(header))
     if dtype.hasobject:
         raise ValueError(f"it has an array of {dtype}; it must hold numbers")
     return shape, fortran, dtype
 
 
-def zip_file(file):
+def zip_file(file: BinaryFile) -> zipfile.ZipFile:
     """The ZipFile of an open file. Its directory is read in pieces, as NumPy reads the members."""
-    return zipfile.ZipFile(Pieces(file, MOST_DIRECTORY))
+    pieces: Any = Pieces(file, MOST_DIRECTORY)
+    return zipfile.ZipFile(pieces)
 
 
-def claimed(path):
+def claimed(path: str | Path) -> dict[str, int]:
     """{name: how many bytes of memory the array takes} for a .npz file, {"": that number} for a
     .npy file, without reading arrays; {} for any other file, which NumPy refuses by its start."""
     with open_file(path) as file:
@@ -83,12 +101,12 @@ def claimed(path):
             }
 
 
-def size_of(file):
+def size_of(file: BinaryFile) -> int:
     shape, dtype = header_of(file)
     return math.prod(shape) * dtype.itemsize
 
 
-def size_in(archive, info):
+def size_in(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
     """The bytes of the array in a member of a zip file; of any other member NumPy reads all."""
     with archive.open(info) as member:
         is_array = member.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX

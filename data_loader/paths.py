@@ -3,6 +3,9 @@
 import glob
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from utils import UserError
 from utils.files import check_kind
@@ -10,7 +13,7 @@ from utils.files import check_kind
 MOST_FILES = 100_000  # of one pattern
 
 
-def paths(pattern, ending):
+def paths(pattern: str, ending: str) -> list[str]:
     """The files of a path or a pattern, sorted; the `ending` is that of the example in a message.
 
     Where a pattern with `*` matches files numbered `-00000-of-00010`, all of them must exist; and
@@ -36,33 +39,44 @@ def paths(pattern, ending):
             f"data/train-*{os.path.splitext(pattern)[1] or ending}"
         )
     for path in files:
-        try:
+        with reading(path):
             check_kind(path)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     if "*" in pattern:
         check_numbers(files)
     return files
 
 
-def files_below(folder):
+@contextmanager
+def reading(path: str | Path) -> Iterator[None]:
+    """Name the file if it cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def files_below(folder: str) -> Iterator[str]:
     """The files of a folder and of all folders in it, but for hidden ones."""
     for path, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]  # as .git
         yield from (os.path.join(path, name) for name in names if not name.startswith("."))
 
 
-def check_numbers(files):
+def check_numbers(files: list[str]) -> None:
     """Refuse files numbered as `-00000-of-00010` if some are missing, or there are two series."""
     numbered = [re.fullmatch(r"(.*-)(\d+)(-of-0*(\d+).*)", path) for path in files]
     series = {(m[1], len(m[2]), m[3], int(m[4])) for m in numbered if m}
     counts = {}
     for before, width, after, count in sorted(series):
         if counts.setdefault(before, count) != count:
-            both = f"files of {counts[before]} and files of {count}"
-            raise UserError(f"{before}*: there are {both}; delete those that were written earlier")
+            raise UserError(
+                f"{before}*: there are files of {counts[before]} and files of {count}; delete "
+                "those that were written earlier"
+            )
         names = [f"{before}{i:0{width}}{after}" for i in range(min(count, MOST_FILES))]
         missing = sorted({*names} - {*files})
         if missing:
-            present = f"{len(names) - len(missing)} of the {count} files are present"
-            raise UserError(f"{missing[0]}: is missing; {present}")
+            raise UserError(
+                f"{missing[0]}: is missing; {len(names) - len(missing)} of the {count} files are "
+                "present"
+            )

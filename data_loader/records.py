@@ -7,14 +7,15 @@ Your own function is named in the config as `my_module.my_parse`, and is written
 import io
 import math
 import os
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from data_loader.base import Parsed
-from data_loader.images import image_in
+from data_loader.base import Dataset, Parsed
+from data_loader.images import Color, ImageSize, image_in
 from data_loader.npy_files import array_in
 from utils import RunError, UserError
 
@@ -51,7 +52,7 @@ message_type {
 """
 
 
-def numpy_example(record) -> Parsed:
+def numpy_example(record: bytes) -> Parsed:
     """A record that write_records wrote: two .npy files, x and y, one after the other."""
     try:
         x, end = array_in(record)
@@ -68,7 +69,7 @@ def numpy_example(record) -> Parsed:
     return x, y
 
 
-def write_records(path, dataset, shards=1):
+def write_records(path: str | Path, dataset: Dataset, shards: int = 1) -> list[Path]:
     """Write the examples (x, y) of a dataset into ArrayRecord files; returns their paths.
 
     `data/train` with 4 shards becomes data/train-00000-of-00004.array_record and so on, in the
@@ -94,7 +95,7 @@ def write_records(path, dataset, shards=1):
     return paths
 
 
-def numpy_record(example):
+def numpy_record(example: Iterable[Any]) -> bytes:
     """The bytes of one example (x, y), which numpy_example reads."""
     file = io.BytesIO()
     for array in example:
@@ -103,7 +104,7 @@ def numpy_record(example):
 
 
 def tf_example(
-    record,
+    record: bytes,
     *,
     x: str = "image",
     y: str = "label",
@@ -134,7 +135,7 @@ def tf_example(
 
 
 @cache
-def tf_example_class():
+def tf_example_class() -> tuple[Any, type[Exception]]:
     """(the class of the message tf.train.Example, the error of bytes that are none)"""
     try:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
@@ -146,11 +147,11 @@ def tf_example_class():
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("Example")), DecodeError
 
 
-def _values(name, feature):
+def _values(name: str, feature: Any) -> list[bytes] | np.ndarray:
     """A list of bytes, or an array of float32 or int32, the integer type on devices."""
     kind = feature.WhichOneof("kind")
     if kind is None:
-        return ()
+        return []
     values = getattr(feature, kind).value
     if kind == "bytes_list":
         return list(values)
@@ -163,14 +164,22 @@ def _values(name, feature):
     return converted
 
 
-def _input(name, values, shape, dtype, image_size, color):
+def _input(
+    name: str,
+    values: list[bytes] | np.ndarray,
+    shape: Sequence[int] | None,
+    dtype: str,
+    image_size: ImageSize,
+    color: Color,
+) -> np.ndarray:
     """The model's input, from the values of a feature."""
     if isinstance(values, list):
         if len(values) != 1:
             raise UserError(f"feature {name!r} has {len(values)} values of bytes, it needs one")
         if shape is None:
-            hint = "; raw numbers need a `shape`"
-            return image_in(values[0], f"feature {name!r}", image_size, color, hint)
+            return image_in(
+                values[0], f"feature {name!r}", image_size, color, "; raw numbers need a `shape`"
+            )
         try:
             values = np.frombuffer(values[0], dtype)
         except (ValueError, TypeError) as error:

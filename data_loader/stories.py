@@ -4,19 +4,23 @@ A story is consistent: who loses what, and where; who knows it; what is found at
 can learn spelling, grammar, agreement and coherence over some hundred characters.
 """
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, TypeVar
+
+import numpy as np
 
 from data_loader.base import Data, Tokenizer
-from data_loader.documents import Document, Given, corpus_of
 from data_loader.loader import random_stream
-from data_loader.text import prepared, text_data
+from data_loader.text import Corpus, Document, Given, corpus_of, prepared, text_data
 from data_loader.tokenizers.plain import characters
 from utils.forms import Count, CountOrZero, Fraction, checked
+
+Option = TypeVar("Option")
 
 VERSION = 1  # part of the cache's key: increase it with every change to a story
 
 
-def listed(words):
+def listed(words: str) -> list[str]:
     return words.split(", ")
 
 
@@ -105,14 +109,14 @@ def stories(
     """Windows of `length` tokens from little stories, written from a seed; 1800 of them are 1 MB.
     The default tokenizer is `characters`."""
 
-    def corpus():
+    def corpus() -> Corpus:
         return corpus_of("stories", [Given(written(seed, count))], {"val": val_size}, seed)
 
     made = prepared("stories", [VERSION, seed, count, val_size], corpus, tokenizer or characters())
     return text_data(made, dict.fromkeys(made.tokens, "stories"), length, documents)
 
 
-def written(seed, count):
+def written(seed: int, count: int) -> list[Document]:
     """The stories, as documents."""
     random = random_stream(seed, 0)
     return [
@@ -121,14 +125,14 @@ def written(seed, count):
     ]
 
 
-def story(numbers):
+def story(numbers: np.ndarray) -> str:
     """One story, chosen by numbers in [0, 1)."""
-    numbers = iter(numbers.tolist())
+    chosen = iter(numbers.tolist())
 
-    def choose(options):
-        return options[int(next(numbers) * len(options))]
+    def choose(options: Sequence[Option]) -> Option:
+        return options[int(next(chosen) * len(options))]
 
-    def choose_two(options):
+    def choose_two(options: Sequence[Option]) -> tuple[Option, Option]:
         first = choose(options)
         return first, choose([option for option in options if option != first])
 

@@ -10,12 +10,14 @@ import io
 import math
 import os
 import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_loader.base import Arrays, Data, named_sets
+from data_loader.base import Arrays, Data, DataOfHelper, named_sets
 from utils import UserError, check_memory, cut
 from utils.files import open_file
 from utils.forms import LocalPath, checked
@@ -32,11 +34,11 @@ class Table(NamedTuple):
     """The cells of a file by column, as texts; None is a missing cell."""
 
     path: str
-    columns: dict[str, list]
+    columns: dict[str, list[str | None]]
     lines: list[int]  # where each row is in the file
-    texts: frozenset = frozenset()  # columns of texts or truth values, also if all are digits
+    texts: frozenset[str] = frozenset()  # columns of texts or truth values, also if all are digits
 
-    def at(self, row, name):
+    def at(self, row: int, name: str) -> str:
         """Where a cell is, for an error message."""
         return f"{self.path}, line {self.lines[row]}, column {name!r}"
 
@@ -57,7 +59,8 @@ def csv(
     if len(separator) != 1:
         raise ValueError(f"separator: must be one character, got {separator!r}")
     read = partial(read_csv, missing=frozenset(missing), separator=separator)
-    return data_of(tables_of(read, train, val, test), target, leave_out, categories)
+    tables = {name: read(path) for name, path in named_sets(train, val, test).items()}
+    return data_of(tables, target, leave_out, categories)
 
 
 @checked
@@ -71,10 +74,11 @@ def parquet(
 ) -> Data:
     """Tables in Parquet files, read with pyarrow. A column of numbers is one of categories if
     `categories` names it; `target` is a class if it is a text, a truth value or a category."""
-    return data_of(tables_of(read_parquet, train, val, test), target, leave_out, categories)
+    tables = {name: read_parquet(path) for name, path in named_sets(train, val, test).items()}
+    return data_of(tables, target, leave_out, categories)
 
 
-def read_csv(path, missing, separator):
+def read_csv(path: str | Path, missing: Collection[str], separator: str) -> Table:
     """The Table in a CSV file. Spaces around a cell are not part of it."""
     try:
         with (
@@ -82,22 +86,29 @@ def read_csv(path, missing, separator):
             io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text,
         ):
             check_memory(path, os.fstat(raw.fileno()).st_size * TIMES_LARGER)
-            form = {"delimiter": separator, "skipinitialspace": separator != " ", "strict": True}
-            reader = csv_file.reader(lines_in(path, text), **form)
-            names = [cell.strip() for cell in next(reader, [])]
-            check_header(path, names)
+            reader = csv_file.reader(
+                lines_in(path, text),
+                delimiter=separator,
+                skipinitialspace=separator != " ",
+                strict=True,
+            )
             rows, lines = [], []
             try:
+                names = [cell.strip() for cell in next(reader, [])]
+                check_header(path, names)
                 for row in reader:
                     if len(row) != len(names) and row:
-                        why = f"has {len(row)} cells, and the first line names {len(names)} columns"
-                        raise UserError(f"{path}, line {reader.line_num}: {why}")
+                        raise UserError(
+                            f"{path}, line {reader.line_num}: has {len(row)} cells, and the first "
+                            f"line names {len(names)} columns"
+                        )
                     if row:
                         rows.append(row)
                         lines.append(reader.line_num)
             except csv_file.Error as error:
-                where = f"{path}, line {reader.line_num}"
-                raise UserError(f"{where}: {error}; check the quotation marks") from error
+                raise UserError(
+                    f"{path}, line {reader.line_num}: {error}; check the quotation marks"
+                ) from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: is not UTF-8 ({error}); save it as UTF-8") from error
     except FileNotFoundError as error:
@@ -109,10 +120,10 @@ def read_csv(path, missing, separator):
         raise UserError(f"{path}: {below if names else 'is empty'}")
     cells = ([cell.strip() for cell in column] for column in zip(*rows, strict=True))
     values = ([None if cell in missing else cell for cell in column] for column in cells)
-    return Table(path, dict(zip(names, values, strict=True)), lines)
+    return Table(str(path), dict(zip(names, values, strict=True)), lines)
 
 
-def lines_in(path, text):
+def lines_in(path: str | Path, text: io.TextIOWrapper) -> Iterator[str]:
     """The lines of a file that is open as text."""
     for number, line in enumerate(iter(partial(text.readline, LONGEST_LINE), ""), 1):
         if len(line) == LONGEST_LINE:
@@ -120,7 +131,7 @@ def lines_in(path, text):
         yield line
 
 
-def check_header(path, names):
+def check_header(path: str | Path, names: list[str]) -> None:
     if not all(names):
         column = names.index("") + 1 if names else 1
         raise UserError(f"{path}, line 1: column {column} has no name; the first line names them")
@@ -128,14 +139,16 @@ def check_header(path, names):
         raise UserError(f"{path}, line 1: there are two columns {twice[0]!r}; rename one")
 
 
-def read_parquet(path):
+def read_parquet(path: str | Path) -> Table:
     """The Table in a Parquet file; a row is counted as the line after it, as in a CSV file."""
     try:
         from pyarrow import ArrowException
         from pyarrow import parquet as parquet_file
     except ImportError as error:
-        why = "reading Parquet files needs the package pyarrow: pip install pyarrow"
-        raise UserError(f"{path}: {why}, or save the table as CSV") from error
+        raise UserError(
+            f"{path}: reading Parquet files needs the package pyarrow: pip install pyarrow, or "
+            "save the table as CSV"
+        ) from error
     try:
         open_file(path, MOST_BYTES).close()
         with parquet_file.ParquetFile(path) as file:  # a few bytes may unpack to gigabytes
@@ -152,10 +165,10 @@ def read_parquet(path):
     columns = {name: list(map(as_text, table[name].to_pylist())) for name in table.column_names}
     words = ("string", "large_string", "bool", "dictionary")
     texts = frozenset(each.name for each in table.schema if str(each.type).startswith(words))
-    return Table(path, columns, list(range(2, 2 + table.num_rows)), texts)
+    return Table(str(path), columns, list(range(2, 2 + table.num_rows)), texts)
 
 
-def as_text(value):
+def as_text(value: Any) -> str | None:
     """A cell as a CSV file would hold it. Whole numbers of all types are equal: a column
     of integers with a gap is often stored as floats."""
     if value is None or value != value:
@@ -163,7 +176,12 @@ def as_text(value):
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def rows_of(path, columns, missing=MISSING, separator=","):
+def rows_of(
+    path: str | Path,
+    columns: Mapping[str, Sequence[str]],
+    missing: Collection[str] = MISSING,
+    separator: str = ",",
+) -> np.ndarray:
     """The rows of another file, as `encoded` returns them. It is a CSV file unless its name ends in
     .parquet, and may have more columns than these, or lack the target."""
     if str(path).lower().endswith(".parquet"):
@@ -173,35 +191,40 @@ def rows_of(path, columns, missing=MISSING, separator=","):
         table = read_csv(path, frozenset(missing) - categories, separator)
     if lacking := [name for name in columns if name not in table.columns]:
         known = cut(", ".join(table.columns), 200)
-        why = f"has no column {lacking[0]!r}, which the model needs; the columns are {known}"
-        raise UserError(f"{path}, line 1: {why}")
+        raise UserError(
+            f"{path}, line 1: has no column {lacking[0]!r}, which the model needs; the columns are "
+            f"{known}"
+        )
     return encoded(table, columns)
 
 
-def tables_of(read, train, val, test):
-    """The tables that `read` reads from the paths of the three sets; a path may be None."""
-    return {name: read(path) for name, path in named_sets(train, val, test).items()}
-
-
-def data_of(tables, target, leave_out, categories, classes=()):
+def data_of(
+    tables: Mapping[str, Table],
+    target: str,
+    leave_out: Collection[str],
+    categories: Collection[str],
+    classes: Sequence[str] = (),
+) -> DataOfHelper:
     """The Data of tables. The training set decides whether a column holds numbers or categories,
     and which `classes` there are unless they are given."""
     train = tables["train"]
-    for argument, names in (("target", [target]), ("leave_out", leave_out)):
-        check_names(train, argument, names)
+    check_names(train, "target", [target])
+    check_names(train, "leave_out", leave_out)
     check_names(train, "categories", categories)
     if target in leave_out:
         raise ValueError(f"leave_out: names the target {target!r}")
     used = [name for name in train.columns if name not in {target, *leave_out}]
     if not used:
         raise UserError(f"{train.path}: has no column besides the target {target!r}")
-    categories = {*categories, *train.texts}
-    columns = {name: values_of(train, name, name in categories) for name in used}
+    of_categories = {*categories, *train.texts}
+    columns = {name: values_of(train, name, name in of_categories) for name in used}
     for name, values in columns.items():
         if len(values) > max(FEW, len(train.lines) // 2):
-            why = f"has {len(values)} different texts in {len(train.lines)} rows"
-            raise UserError(f"{train.path}: column {name!r} {why}; name it in leave_out")
-    classes = tuple(classes) or values_of(train, target, target in categories)
+            raise UserError(
+                f"{train.path}: column {name!r} has {len(values)} different texts in "
+                f"{len(train.lines)} rows; name it in leave_out"
+            )
+    classes = tuple(classes) or values_of(train, target, target in of_categories)
     sets = {
         name: Arrays(encoded(table, columns), targets(table, target, classes), table.path)
         for name, table in tables.items()
@@ -217,7 +240,7 @@ def data_of(tables, target, leave_out, categories, classes=()):
     )
 
 
-def check_names(table, argument, names):
+def check_names(table: Table, argument: str, names: Collection[str]) -> None:
     for name in names:
         if name not in table.columns:
             known = ", ".join(table.columns)
@@ -225,24 +248,24 @@ def check_names(table, argument, names):
             raise UserError(f"{argument}: {table.path} has no column {name!r} ({known}){fix}")
 
 
-def values_of(table, name, is_category):
+def values_of(table: Table, name: str, is_category: bool) -> tuple[str, ...]:
     """The sorted categories of a column; none if it holds numbers."""
     cells = [cell for cell in table.columns[name] if cell is not None]
     if not cells:
-        fix = "name it in leave_out"
-        raise UserError(f"{table.path}: column {name!r} has no values at all; {fix}")
+        raise UserError(f"{table.path}: column {name!r} has no values at all; name it in leave_out")
     wrong = [row for row, cell in enumerate(table.columns[name]) if not is_number(cell)]
     if not wrong and not is_category:
         return ()
     if not is_category and len(wrong) < len(cells) / 2:
-        fix = "correct it, list it in `missing`, or name the column in `categories`"
         cell = table.columns[name][wrong[0]]
-        most = "is not a number, as most of this column are"
-        raise UserError(f"{table.at(wrong[0], name)}: {cut(repr(cell), 40)} {most}; {fix}")
+        raise UserError(
+            f"{table.at(wrong[0], name)}: {cut(repr(cell), 40)} is not a number, as most of this "
+            "column are; correct it, list it in `missing`, or name the column in `categories`"
+        )
     return tuple(sorted(set(cells), key=lambda cell: (float(cell), cell) if not wrong else cell))
 
 
-def is_number(cell):
+def is_number(cell: str | None) -> bool:
     """Whether a cell is a finite number, or missing."""
     try:
         return cell is None or ("_" not in cell and math.isfinite(float(cell)))  # 1_1 is a code
@@ -250,7 +273,7 @@ def is_number(cell):
         return False
 
 
-def encoded(table, columns):
+def encoded(table: Table, columns: Mapping[str, Sequence[str]]) -> np.ndarray:
     """The rows of a table as numbers, float32 (rows, columns); `columns` is {name: its categories,
     or () for numbers}, as in the facts of a checkpoint."""
     x = np.empty((len(table.lines), len(columns)), np.float32)
@@ -260,40 +283,46 @@ def encoded(table, columns):
     return x
 
 
-def places_of(cells, values):
+def places_of(cells: list[str | None], values: Sequence[str]) -> list[int]:
     """The place of each cell among the categories, 0 if it is missing or unknown. A whole number is
     found whether it is written as 7 or as 7.0, unless both are categories."""
-    exact, whole = {value: place for place, value in enumerate(values, 1)}, {}
+    exact = {value: place for place, value in enumerate(values, 1)}
+    whole: dict[str, int] = {}
     for value, place in exact.items():
         whole[plain(value)] = 0 if plain(value) in whole else place
     return [0 if c is None else exact.get(c) or whole.get(plain(c), 0) for c in cells]
 
 
-def plain(cell):
+def plain(cell: str) -> str:
     """A cell without the .0 of a whole number."""
     return re.sub(r"^(-?\d+)\.0+$", r"\1", cell)
 
 
-def numbers(table, name):
+def numbers(table: Table, name: str) -> np.ndarray:
     """A column of numbers as float32, with NaN where they are missing."""
     for row, cell in enumerate(table.columns[name]):
         if not is_number(cell) or (cell is not None and abs(float(cell)) > 3e38):
-            why = f"must be a finite number, as in the training set, found {cut(repr(cell), 40)}"
-            raise UserError(f"{table.at(row, name)}: {why}")
+            raise UserError(
+                f"{table.at(row, name)}: must be a finite number, as in the training set, found "
+                f"{cut(repr(cell), 40)}"
+            )
     cells = [math.nan if cell is None else float(cell) for cell in table.columns[name]]
     return np.array(cells, np.float32)
 
 
-def targets(table, name, classes):
+def targets(table: Table, name: str, classes: Sequence[str]) -> np.ndarray:
     """The labels of a table, or its numbers."""
     check_names(table, "target", [name])
     cells = table.columns[name]
     if None in cells:
-        where = table.at(cells.index(None), name)
-        raise UserError(f"{where}: the target is missing; delete the row")
+        raise UserError(
+            f"{table.at(cells.index(None), name)}: the target is missing; delete the row"
+        )
     places = places_of(cells, classes) if classes else ()
     if 0 in places:
         row = places.index(0)
-        why = f"the training set has no class {cut(repr(cells[row]), 40)}"
-        raise UserError(f"{table.at(row, name)}: {why} ({cut(', '.join(classes), 200)})")
+        raise UserError(
+            f"{table.at(row, name)}: the training set has no class {cut(repr(cells[row]), 40)} "
+            f"({cut(', '.join(classes), 200)})"
+        )
     return np.array(places, np.int32) - 1 if classes else numbers(table, name)

@@ -10,13 +10,16 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from data_loader.documents import FIELD, VERSION, corpus_of, parts_of, text_files
+from data_loader.base import Tokenizer, UntrainedTokenizer
+from data_loader.text import FIELD, VERSION, Corpus, corpus_of, parts_of, text_files
 from data_loader.tokenizers import bpe, plain
 from data_loader.tokenizers.saved import tokenizer_file
 from data_loader.tokens import ABOUT, TOKENIZER
@@ -28,10 +31,10 @@ from utils.forms import at_least, fraction, local_path
 PARTS = ".parts-"  # begins the name of a folder of tokens of parts, which is deleted at the end
 
 
-def parse(words=None):
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     """The arguments of the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m data_loader.tokenize", description=__doc__.split("\n\n")[0]
+        prog="python -m data_loader.tokenize", description=str(__doc__).split("\n\n")[0]
     )
     add = parser.add_argument
     add("inputs", nargs="+", metavar="INPUT", help="text files in UTF-8, folders or patterns")
@@ -52,14 +55,14 @@ def parse(words=None):
     return parser.parse_args(words)
 
 
-def main(words=None):
+def main(words: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     arguments = parse(words)
     stopped = "Stopped; the same command continues where it was"
     return run_command(lambda: print(prepare(arguments)), stopped)
 
 
-def prepare(arguments):
+def prepare(arguments: argparse.Namespace) -> str:
     """Write the files; returns the last line to print."""
     check(arguments)
     tokenizer = chosen_tokenizer(arguments.tokenizer, arguments.vocab_size)
@@ -100,7 +103,7 @@ def prepare(arguments):
     return f"{written}; the vocabulary has {tokenizer.vocab_size}"
 
 
-def check(arguments):
+def check(arguments: argparse.Namespace) -> None:
     """Refuse numbers that must be mistakes."""
     try:
         fraction(**{"--val-size": arguments.val_size, "--test-size": arguments.test_size})
@@ -110,7 +113,7 @@ def check(arguments):
         raise UserError(str(error)) from error
 
 
-def chosen_tokenizer(name, vocab_size):
+def chosen_tokenizer(name: str, vocab_size: int | None) -> Tokenizer | UntrainedTokenizer:
     """The tokenizer that was named, which may have to be trained."""
     if vocab_size is not None and name != "bpe":
         raise UserError("--vocab-size: is the size of a bpe to train; leave it out")
@@ -127,10 +130,10 @@ def chosen_tokenizer(name, vocab_size):
         raise UserError(f"--tokenizer: {error}; or name bytes, characters or bpe") from error
 
 
-def files_of(name, out):
+def files_of(name: str, out: Path) -> list[str]:
     """The text files of an input. It must not be a folder around the results, which would be read
     as text the next time."""
-    if Path(name).is_dir() and Path(out).resolve().is_relative_to(Path(name).resolve()):
+    if Path(name).is_dir() and out.resolve().is_relative_to(Path(name).resolve()):
         raise UserError(
             f"--out: {out} is in {name}, whose files are all read as text; name a folder outside "
             "of it"
@@ -138,19 +141,21 @@ def files_of(name, out):
     return text_files(name)
 
 
-def settings_of(arguments, tokenizer, files):
+def settings_of(
+    arguments: argparse.Namespace, tokenizer: Tokenizer | UntrainedTokenizer, files: list[str]
+) -> str:
     """A text that differs for other files and other options."""
     settings = {k: v for k, v in vars(arguments).items() if k not in ("inputs", "out", "processes")}
-    if hasattr(tokenizer, "to_json"):
+    if not isinstance(tokenizer, UntrainedTokenizer):
         settings["tokenizer"] = tokenizer.to_json()
     settings["files"] = [[file, os.path.getsize(file), os.stat(file).st_mtime] for file in files]
     settings["version"] = VERSION
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
 
 
-def trained(tokenizer, corpus, path):
+def trained(tokenizer: Tokenizer | UntrainedTokenizer, corpus: Corpus, path: Path) -> Tokenizer:
     """The tokenizer, trained on the corpus if it is not yet; it is stored at the path."""
-    if hasattr(tokenizer, "to_json"):
+    if not isinstance(tokenizer, UntrainedTokenizer):
         return tokenizer
     if not path.exists():
         made = tokenizer.train(corpus.texts(tokenizer))
@@ -158,7 +163,9 @@ def trained(tokenizer, corpus, path):
     return tokenizer_file(path)
 
 
-def mapped(processes, what, function, items):
+def mapped(
+    processes: int, what: str, function: Callable[[Any], Any], items: Sequence[Any]
+) -> Iterable[Any]:
     """function(item) of each item, in order, computed by several processes; a bar shows the
     progress if the output is a terminal."""
     from tqdm import tqdm
@@ -169,15 +176,18 @@ def mapped(processes, what, function, items):
     return tqdm(results, desc=what, total=len(items), unit="part", disable=quiet)
 
 
-def write_part(tokenizer, job):
+def write_part(tokenizer: Tokenizer, job: tuple[Path, Corpus]) -> None:
     """Write the tokens of one part."""
     path, part = job
     tokens, size = part.tokens(tokenizer)
     with atomic_file(path) as file:
-        np.savez(file, **tokens, bytes=size)
+        contents: dict[str, Any] = {**tokens, "bytes": size}
+        np.savez(file, **contents)
 
 
-def join(sets, files, tokenizer, out):
+def join(
+    sets: Sequence[str], files: Iterable[Path], tokenizer: Tokenizer, out: Path
+) -> dict[str, int]:
     """Put the tokens of all parts together; returns {set: number of tokens}."""
     dtype, size, counts = plain.token_dtype(tokenizer.vocab_size), 0, dict.fromkeys(sets, 0)
     with ExitStack() as stack:
@@ -187,7 +197,7 @@ def join(sets, files, tokenizer, out):
                 size += int(part["bytes"])
                 for name in sets:
                     tokens = np.asarray(part.get(name, ()), dtype)
-                    whole[name].write(tokens)
+                    whole[name].write(tokens.data)
                     counts[name] += len(tokens)
     before = read_json(out / ABOUT).get("tokens", {}) if (out / ABOUT).exists() else {}
     for name in {"train", "val", "test"} & set(before) - set(counts):

@@ -1,15 +1,14 @@
 """Images in tar files, as WebDataset writes them, read sample by sample in any order."""
 
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from data_loader.base import Data, Parsed, named_sets
-from data_loader.grain import MEMORY_MB, data_of
+from data_loader.grain import MEMORY_MB, RecordFiles, data_of
 from data_loader.images import image_in, need_pillow
 from data_loader.npy_files import array_in
-from data_loader.record_files import RecordFiles
 from utils import UserError, cut
 from utils.files import parse_json
 from utils.forms import Count, CountOrZero, LocalPath, at_most, checked
@@ -45,7 +44,7 @@ def webdataset(
 
 
 def tar_example(
-    record,
+    record: dict[str, bytes] | bytes,
     *,
     x: str = IMAGES,
     y: str = "cls",
@@ -65,7 +64,7 @@ def tar_example(
     return image, label(*member(record, y), field, classes)
 
 
-def member(record, endings):
+def member(record: dict[str, bytes], endings: str) -> tuple[str, bytes]:
     """(ending, bytes) of the first of the endings, divided by `;`, that a sample has."""
     for ending in endings.split(";"):
         if ending in record:
@@ -78,11 +77,13 @@ def member(record, endings):
     )
 
 
-def label(ending, data, field, classes):
+def label(
+    ending: str, data: bytes, field: str | None, classes: tuple[str, ...] | None
+) -> np.int32 | np.float32:
     """The label in a member: a number, or the name of a class."""
     try:
         text = data.decode().strip()
-        value = parse_json(text) if ending.endswith("json") or field else text
+        value: Any = parse_json(text) if ending.endswith("json") or field else text
         for key in field.split(".") if field else ():
             value = value[key]
     except (ValueError, KeyError, TypeError) as error:

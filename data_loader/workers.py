@@ -11,15 +11,19 @@ import signal
 import tempfile
 import threading
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import parent_process
 from multiprocessing.context import SpawnContext, SpawnProcess
+from typing import Any
 from weakref import finalize
 
 from utils import RunError
 
 MEMORY = "/dev/shm"  # where Linux has files that are kept in memory
+HAS_MASKS = hasattr(signal, "pthread_sigmask")  # not on Windows: see begin_worker
 AHEAD = 2  # items per worker that are given out: one is computed, the result of another waits
 DIED = (
     "a worker process ended ({}); if the system killed it because memory ran out, use fewer "
@@ -32,7 +36,7 @@ class Workers:
     """Up to `count` processes that call `function`. They are started when they are needed, which
     takes seconds, and end when this object is deleted."""
 
-    def __init__(self, function, count):
+    def __init__(self, function: Callable[[Any], Any], count: int) -> None:
         self.ahead = AHEAD * count
         in_memory = MEMORY if os.access(MEMORY, os.W_OK) else None
         folder = tempfile.mkdtemp(prefix="rawtree-", dir=in_memory)
@@ -41,9 +45,9 @@ class Workers:
         )
         finalize(self, close, self.pool, folder)  # also at the end of this process
 
-    def mapped(self, items):
+    def mapped(self, items: Iterable[Any]) -> Iterator[Any]:
         """function(item) of each item, in order."""
-        futures = deque()
+        futures: deque[Future[str]] = deque()
         try:
             for item in items:
                 futures.append(self.pool.submit(work, item))
@@ -59,7 +63,7 @@ class Workers:
                     os.unlink(future.result())
 
 
-def close(pool, folder):
+def close(pool: ProcessPoolExecutor, folder: str) -> None:
     try:
         pool.shutdown(cancel_futures=True)
     finally:  # also if Ctrl-C interrupts it
@@ -72,19 +76,18 @@ class Process(SpawnProcess):
     `python -c`. It uses no accelerator. It never receives SIGINT, SIGTERM and SIGHUP: the run
     handles them, and needs batches until it has stopped."""
 
-    def start(self):
-        has_masks = hasattr(signal, "pthread_sigmask")  # not on Windows: see begin_worker
+    def start(self) -> None:
         with STARTING, environment(PYTHONSAFEPATH="1", JAX_PLATFORMS="cpu"):
-            if has_masks:
-                ended_by = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-                mask = signal.pthread_sigmask(signal.SIG_BLOCK, ended_by)
+            if not HAS_MASKS:
+                return super().start()
+            ended_by = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, ended_by)
             try:
                 super().start()
             finally:
-                if has_masks:
-                    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    def terminate(self):
+    def terminate(self) -> None:
         self.kill()  # SIGTERM is blocked
 
 
@@ -96,7 +99,7 @@ STARTING = threading.Lock()  # of the environment, which belongs to all threads
 
 
 @contextmanager
-def environment(**variables):
+def environment(**variables: str) -> Iterator[None]:
     """Variables that processes which are started inside inherit."""
     before = {name: os.environ[name] for name in variables if name in os.environ}
     os.environ.update(variables)
@@ -108,26 +111,28 @@ def environment(**variables):
         os.environ.update(before)
 
 
-function_of_worker = folder_of_worker = None  # set in a worker
+function_of_worker: Any = None  # set in a worker
+folder_of_worker: str | None = None
 
 
-def begin_worker(function, folder):
+def begin_worker(function: Callable[[Any], Any], folder: str) -> None:
     """Runs first in a worker: it will end with the process that has started it."""
     global function_of_worker, folder_of_worker
     function_of_worker, folder_of_worker = function, folder
-    if not hasattr(signal, "pthread_sigmask"):
+    if not HAS_MASKS:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=end_with_parent, args=(folder,), daemon=True).start()
+    parent = parent_process()
+    assert parent
+
+    def end_with_parent() -> None:
+        parent.join()
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def end_with_parent(folder):
-    """End this process, and delete the folder, once the process that has started it has ended."""
-    parent_process().join()
-    shutil.rmtree(folder, ignore_errors=True)
-    os._exit(1)
-
-
-def work(item):
+def work(item: Any) -> str:
     """In a worker: write the result for an item into a file, and return its path."""
     result = function_of_worker(item)
     descriptor, path = tempfile.mkstemp(dir=folder_of_worker)
@@ -142,7 +147,7 @@ def work(item):
     return path
 
 
-def result_of(future):
+def result_of(future: Future[str]) -> Any:
     """The result in the file of a worker, which is deleted."""
     path = future.result()
     with open(path, "rb") as file:

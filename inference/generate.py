@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_loader.documents import decoded
+from data_loader.text import decoded
 from data_loader.tokenizers.saved import first_tokens, streamed, tokenizer_file
 from inference.folders import REPORT
 from inference.runtimes import PACKAGES, open_model

@@ -1,9 +1,13 @@
 """Tokenizers read from files and checkpoints, and the text of tokens as they are made."""
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
-from data_loader.tokenizers import tiktoken_file
-from data_loader.tokenizers.bpe import bpe_of
+import numpy as np
+
+from data_loader.base import Tokenizer
+from data_loader.tokenizers.bpe import MOST_TIKTOKEN, Bpe, bpe_of, tokenizer_of
 from data_loader.tokenizers.plain import ByteTokenizer, CharacterTokenizer
 from utils import UserError, cut
 from utils.files import parse_json, read_file
@@ -11,8 +15,10 @@ from utils.files import parse_json, read_file
 FORMS = "the tokenizer.json of a run or of HuggingFace, or a .tiktoken file"
 MOST_BYTES = 2**26  # of a file; the largest that are published have 35 million
 
+SavedTokenizer: TypeAlias = Bpe | ByteTokenizer | CharacterTokenizer
 
-def from_json(text, source="tokenizer"):
+
+def from_json(text: str, source: str = "tokenizer") -> SavedTokenizer:
     """The tokenizer that `to_json` wrote, or HuggingFace's tokenizer.json."""
     try:
         content = parse_json(text)
@@ -29,7 +35,7 @@ def from_json(text, source="tokenizer"):
     raise UserError(f"{source}: is not a tokenizer ({cut(why, 200)}); name {FORMS}")
 
 
-def tokenizer_file(path, pattern=None):
+def tokenizer_file(path: str | Path, pattern: str | None = None) -> SavedTokenizer:
     """The tokenizer in a file; `pattern` is the regex that splits text, for .tiktoken files."""
     path = Path(path)
     if not path.exists():
@@ -37,15 +43,14 @@ def tokenizer_file(path, pattern=None):
     try:
         if path.suffix != ".tiktoken":
             return from_json(read_file(path, MOST_BYTES).decode(), str(path))
-        data = read_file(path, tiktoken_file.MOST_BYTES)
-        return tiktoken_file.tokenizer_of(path, data, pattern)
+        return tokenizer_of(path, read_file(path, MOST_TIKTOKEN), pattern)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}; name {FORMS}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: is not a tokenizer, but binary; name {FORMS}") from error
 
 
-def first_tokens(tokenizer, prompt):
+def first_tokens(tokenizer: Tokenizer, prompt: str) -> np.ndarray | list[int]:
     """The tokens of the prompt. An empty prompt is the token that ends a document, after which a
     new document begins."""
     if prompt:
@@ -61,10 +66,11 @@ def first_tokens(tokenizer, prompt):
     return [tokenizer.end_of_text]
 
 
-def streamed(tokenizer, tokens):
+def streamed(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
     """The text of tokens, piece by piece as they are made: a character of several tokens appears
     with the last of them."""
-    kept, shown = [], 0
+    kept: list[int] = []
+    shown = 0
     for token in tokens:
         kept.append(int(token))
         text = tokenizer.decode(kept)

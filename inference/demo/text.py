@@ -3,7 +3,7 @@
 import json
 import re
 
-from data_loader.tokenizers.tiktoken_file import GPT2, byte_letters
+from data_loader.tokenizers.bpe import GPT2, byte_letters
 from inference.demo.page import document
 from utils import UserError
 from utils.files import atomic_write

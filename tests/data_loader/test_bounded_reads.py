@@ -19,14 +19,13 @@ from data_loader import cifar10, tokenize
 from data_loader.arrays import arrays
 from data_loader.base import loaded
 from data_loader.cifar10 import cifar10 as cifar10_part
-from data_loader.documents import parts_of
+from data_loader.grain import RecordFiles
 from data_loader.huggingface import huggingface
-from data_loader.idx import read_idx
 from data_loader.images import pixels
+from data_loader.mnist import read_idx
 from data_loader.npy_files import array_in
-from data_loader.record_files import RecordFiles
 from data_loader.table import csv, parquet
-from data_loader.text import text
+from data_loader.text import parts_of, text
 from data_loader.tokenizers.saved import tokenizer_file
 from data_loader.tokens import tokens
 from data_loader.webdataset import webdataset
@@ -167,8 +166,8 @@ def test_large_files_that_need_not_be_in_memory_work():
 def test_the_parts_of_a_large_text_are_found_but_not_one_that_is_larger_than_the_memory(
     monkeypatch,
 ):
-    monkeypatch.setattr("data_loader.documents.SIZE", 2**16)
-    for module in ("data_loader.documents", "utils"):
+    monkeypatch.setattr("data_loader.text.SIZE", 2**16)
+    for module in ("data_loader.text", "utils"):
         monkeypatch.setattr(f"{module}.main_memory", lambda: 2**20)
     Path("a.jsonl").write_text('{"text": "one line"}\n' * 200_000)
     parts = parts_of("a.jsonl")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from data_loader import pen
+from data_loader import digits as drawn_digits
 from data_loader.base import loaded
 from data_loader.digits import digits
 
@@ -124,8 +124,8 @@ def test_an_argument_out_of_range_is_named(name, value):
 
 
 def test_the_pen_of_a_digit_moves_along_its_strokes_for_a_random_number_of_points():
-    x, y = pen.draw(3, 60)
-    again, labels = pen.draw(3, 60)
+    x, y = drawn_digits.pen_movements(3, 60)
+    again, labels = drawn_digits.pen_movements(3, 60)
     np.testing.assert_array_equal(x["sequence"], again["sequence"])
     np.testing.assert_array_equal(y, labels)
     assert {*x["length"].tolist()} <= {*range(12, 49)} and len({*x["length"].tolist()}) > 20
@@ -135,13 +135,13 @@ def test_the_pen_of_a_digit_moves_along_its_strokes_for_a_random_number_of_point
         np.testing.assert_allclose(np.linalg.norm(np.diff(points, axis=0), axis=1), moved[1:], 1e-5)
         assert moved[0] == 0 and (np.abs(points) < 1.3).all()
     # A slow pen and a fast one draw the same digit.
-    points = np.random.default_rng(0).normal(size=(2, pen.POINTS, 2))
-    drawn = pen._sampled(points, np.array([12, 48]), np.random.default_rng(0))
+    points = np.random.default_rng(0).normal(size=(2, drawn_digits.POINTS, 2))
+    drawn = drawn_digits._sampled(points, np.array([12, 48]), np.random.default_rng(0))
     for row, length in enumerate((12, 48)):
-        ends = points[row, [0, -1]] / (pen.SIZE / 2) - 1
+        ends = points[row, [0, -1]] / (drawn_digits.SIZE / 2) - 1
         np.testing.assert_allclose(drawn[row, [0, length - 1], :2], ends)
 
 
 def test_the_sets_of_pen_digits_are_as_they_promise():
-    sets = loaded(pen.pen_digits(train_size=30, test_size=10))
+    sets = loaded(drawn_digits.pen_digits(train_size=30, test_size=10))
     assert len(sets["train"]) == 30 and sets["test"][0][0]["sequence"].shape == (48, 3)

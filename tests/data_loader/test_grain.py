@@ -13,9 +13,8 @@ import pytest
 
 from data_loader.base import Arrays, loaded
 from data_loader.digits import draw
-from data_loader.grain import Records, grain, in_memory
+from data_loader.grain import RecordFiles, Records, grain, in_memory
 from data_loader.loader import batches, collate, epoch_order, first_batches, split
-from data_loader.record_files import RecordFiles
 from data_loader.records import numpy_example, write_records
 from tests.data_loader.conftest import wait_until
 from utils import RunError, UserError

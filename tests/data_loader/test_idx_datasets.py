@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from data_loader import digits, fashion_mnist, mnist
+from data_loader import digits, mnist
 from utils import RunError, UserError
 
 TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
@@ -44,7 +44,7 @@ def check(sets, arrays):
         assert (x[..., 0] == arrays[images]).all() and (y == arrays[labels]).all()
 
 
-@pytest.mark.parametrize("factory", [mnist.mnist, fashion_mnist.fashion_mnist])
+@pytest.mark.parametrize("factory", [mnist.mnist, mnist.fashion_mnist])
 def test_sizes_come_from_the_headers_of_local_files(factory, idx_folder, idx_files):
     data = factory(str(idx_folder))
     assert data.sizes == {"train": 30, "test": 20} and data.num_classes == 10
@@ -179,7 +179,7 @@ def test_real_mnist_has_the_expected_digests():
 
 
 def test_only_fashion_mnist_has_names_of_classes():
-    names = fashion_mnist.fashion_mnist().classes
+    names = mnist.fashion_mnist().classes
     assert len(names) == 10 and (names[1], names[5], names[9]) == (
         "Trouser",
         "Sandal",

@@ -15,7 +15,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from PIL import Image
 
 from data_loader.base import Arrays
-from data_loader.record_files import RecordFiles, _checksum
+from data_loader.grain import RecordFiles, _checksum
 from data_loader.records import numpy_example, numpy_record, tf_example, write_records
 from utils import UserError
 
@@ -289,7 +289,7 @@ def test_an_empty_file_that_should_have_a_format_is_refused(tmp_path):
 
 def test_the_index_of_a_file_is_made_from_the_lengths_of_its_records(tmp_path):
     """It is much faster than reading the file, whose data is never read."""
-    from data_loader.record_files import _checksum
+    from data_loader.grain import _checksum
 
     length = (50_000_000).to_bytes(8, "little")
     with open(tmp_path / "sparse", "wb") as file:  # 10 GB, but with holes instead of data

@@ -223,6 +223,7 @@ def test_half_precision_keeps_the_categories_apart():
         (("name, age", "age, age"), r"train.csv, line 1: there are two columns 'age'"),
         (("name, age", ",age"), r"train.csv, line 1: column 1 has no name"),
         (('"Rome', 'Ro"me'), r"train.csv, line 3: has 6 cells"),
+        (("name,", '"na"me,'), r"train.csv, line 1: ',' expected .*; check the quotation marks"),
         (('Italy"', "Italy"), r"train.csv, line 5: unexpected end of data; check the quotation"),
         ((TRAIN[TRAIN.index("a,31") :], ""), r"train.csv: has no rows"),
         ((TRAIN, ""), r"train.csv: is empty$"),

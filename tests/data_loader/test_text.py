@@ -9,18 +9,19 @@ import numpy as np
 import pytest
 
 from data_loader.base import loaded
-from data_loader.documents import (
+from data_loader.loader import collate
+from data_loader.stories import KINDS, THINGS, stories, written
+from data_loader.text import (
     Given,
     corpus_of,
     documents_of,
     encoded,
     parts_of,
     pieces_of,
+    text,
     text_of,
+    tokenized,
 )
-from data_loader.loader import collate
-from data_loader.stories import KINDS, THINGS, stories, written
-from data_loader.text import text, tokenized
 from data_loader.tokenizers.bpe import Bpe, bpe
 from data_loader.tokenizers.plain import ByteTokenizer, CharacterTokenizer, characters
 from data_loader.tokenizers.plain import bytes as bytes_part
@@ -125,7 +126,7 @@ def test_a_tiktoken_file_encodes_as_tiktoken_does(tmp_path, name):
     tiktoken = pytest.importorskip("tiktoken", reason="only a reference")
     from tiktoken._educational import bpe_train
 
-    from data_loader.tokenizers.tiktoken_file import KNOWN
+    from data_loader.tokenizers.bpe import KNOWN
 
     known = [document.text for document in written(0, 12)]
     ranks = bpe_train("".join(known[:6]) + MIXED, 330, KNOWN[name][0], visualise=None)
@@ -273,7 +274,7 @@ def test_long_texts_are_cut_only_where_no_token_reaches_across():
 
 
 def test_a_large_file_has_parts_between_documents(tmp_path, monkeypatch):
-    monkeypatch.setattr("data_loader.documents.SIZE", 100)
+    monkeypatch.setattr("data_loader.text.SIZE", 100)
     texts = [document.text for document in written(2, 10)]
     path = tmp_path / "a.txt"
     path.write_text("<|endoftext|>".join(texts))

@@ -9,9 +9,8 @@ import pytest
 
 from data_loader import tokenize
 from data_loader.base import Tokenizer, loaded
-from data_loader.documents import parts_of
 from data_loader.stories import written
-from data_loader.text import text
+from data_loader.text import parts_of, text
 from data_loader.tokenizers.saved import tokenizer_file
 from data_loader.tokens import tokens
 from tests.processes import ROOT
@@ -22,7 +21,7 @@ from utils import UserError
 def folder(tmp_path, monkeypatch):
     """A folder with a few files of stories; each file has several parts."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("data_loader.documents.SIZE", 2000)
+    monkeypatch.setattr("data_loader.text.SIZE", 2000)
     (tmp_path / "texts").mkdir()
     stories = [document.text for document in written(0, 40)]
     for i in range(3):
@@ -324,7 +323,7 @@ def test_a_mistake_is_one_message(folder, capsys, words, message):
 
 @pytest.mark.slow
 def test_processes_of_the_command_write_the_same_files(folder, monkeypatch):
-    monkeypatch.setattr("data_loader.documents.SIZE", 2**24)
+    monkeypatch.setattr("data_loader.text.SIZE", 2**24)
     run("texts", "--out", "one")
     command = [sys.executable, "-m", "data_loader.tokenize", str(folder / "texts")]
     command += ["--out", str(folder / "two"), "--processes", "2"]

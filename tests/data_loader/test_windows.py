@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from data_loader.base import fingerprint, loaded
-from data_loader.loader import collate, epoch_order, split
-from data_loader.tokens import tokens
-from data_loader.windows import IGNORED, Stream, Windows
+from data_loader.loader import batches, collate, epoch_order, split
+from data_loader.tokens import IGNORED, Stream, Windows, tokens
 from utils import UserError
 
 pytestmark = pytest.mark.contract
@@ -70,7 +69,7 @@ def test_a_set_that_is_split_off_has_no_token_in_common_with_training_in_any_epo
     train, val = split(windows(), 0.2, seed=0)
     assert not hasattr(train, "in_epoch")
     order = np.arange(len(train))[None], np.arange(len(val))[None]
-    labels = [next(s.read_batches(o, collate))[1] for s, o in zip((train, val), order, strict=True)]
+    labels = [next(batches(s, o))[1] for s, o in zip((train, val), order, strict=True)]
     seen = [set(y[y != IGNORED].tolist()) for y in labels]
     assert not seen[0] & seen[1] and len(seen[0] | seen[1]) == 996
 

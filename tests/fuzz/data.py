@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 import train
-from data_loader import cifar10, record_files
+from data_loader import cifar10, grain
 from data_loader.base import loaded
 from data_loader.digits import draw
 from data_loader.records import numpy_record
@@ -92,7 +92,7 @@ def tf_record(features, rng=None):
     data = field(1, b"".join(pairs))
     data = mutated_bytes(data, rng) if rng else data
     head = len(data).to_bytes(8, "little")
-    return head + record_files._checksum(head) + data + record_files._checksum(data)
+    return head + grain._checksum(head) + data + grain._checksum(data)
 
 
 def tf_records(values, labels, rng):

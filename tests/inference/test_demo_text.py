@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from data_loader.tokenizers.bpe import CL100K, GPT2, O200K
 from data_loader.tokenizers.plain import ByteTokenizer, CharacterTokenizer
-from data_loader.tokenizers.tiktoken_file import CL100K, GPT2, O200K
 from inference.demo import page, runtime
 from inference.demo.page import part
 from inference.demo.text import page_tokenizer, write_text_page

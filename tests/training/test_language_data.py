@@ -16,7 +16,7 @@ from data_loader.base import tokenizer_json
 from data_loader.loader import epoch_order
 from data_loader.text import text
 from data_loader.tokenizers.plain import characters
-from data_loader.windows import IGNORED, Stream, Windows
+from data_loader.tokens import IGNORED, Stream, Windows
 from inference.load import load
 from training.base import tracked
 from training.checkpoint import storage

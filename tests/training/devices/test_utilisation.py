@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from data_loader.windows import IGNORED, Stream, Windows
+from data_loader.tokens import IGNORED, Stream, Windows
 from model.base import Model
 from model.gpt import gpt
 from model.mlp import mlp

@@ -12,7 +12,7 @@ import pytest
 
 import train as command
 from data_loader.tokenizers.plain import ByteTokenizer, CharacterTokenizer, characters
-from data_loader.windows import IGNORED, Stream, Windows
+from data_loader.tokens import IGNORED, Stream, Windows
 from model.base import Model
 from tests.training.watching.callbacks.fake import view
 from training.fit import fit
