@@ -3,10 +3,13 @@ whether the trials can be the replicas of one run (training.vary), as one progra
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from search.samplers import planned, sampler_of, to_check
+from search.samplers import Optuna, planned, to_check
+from search.spec import Spec
 from search.sweep_folder import TOGETHER, Sweep, Trial, name_of, with_values
 from utils import UserError, first_line
 from wiring.build import build
@@ -15,11 +18,15 @@ from wiring.own_modules import look_in
 
 NAMED = 3  # trials that a message names
 
+if TYPE_CHECKING:
+    from training.recipe import Recipe
 
-def checked_sweep(file, overrides, spec, trusted=True):
+
+def checked_sweep(file: Path, overrides: Sequence[str], spec: Spec, trusted: bool = True) -> Sweep:
     """The Sweep of a config file and a Spec, with all trials that are known; raises the problems of
     all of them at once."""
-    sampler_of(spec)  # it may not be installed
+    if spec.how == "optuna":
+        Optuna(spec)  # raises if it is not installed
     config, layers = read_layers(file, overrides, trusted)
     if not trusted:
         refuse_elsewhere(file, config | {"run_name": spec.name}, layers)
@@ -60,14 +67,16 @@ def checked_sweep(file, overrides, spec, trusted=True):
     return in_form(sweep, recipe, file, trusted)
 
 
-def check_stored(sweep, trusted):
+def check_stored(sweep: Sweep, trusted: bool) -> None:
     """Refuse a stored sweep whose config is wrong by now, or imports or reaches what the user has
     not trusted."""
     values = [trial.values for trial in sweep.trials] or to_check(sweep.spec)
     check_trials(sweep.config, Path(sweep.source), sweep.spec, values, trusted)
 
 
-def check_trials(config, file, spec, all_values, trusted):
+def check_trials(
+    config: dict[str, Any], file: Path, spec: Spec, all_values: list[dict[str, Any]], trusted: bool
+) -> tuple["Recipe", dict[str, int]]:
     """(the Recipe of the first trial, {set: its size}), once the parts of all trials are valid and
     fit each other. Numbers with a fraction do not change shapes, so trials that differ only in
     them are checked by shapes once."""
@@ -99,7 +108,7 @@ def check_trials(config, file, spec, all_values, trusted):
     raise UserError("\n".join(lines))
 
 
-def in_form(sweep, recipe, file, trusted):
+def in_form(sweep: Sweep, recipe: "Recipe", file: Path, trusted: bool) -> Sweep:
     """The sweep with the form that its trials will have: a program where that is possible, unless
     the spec chooses processes. Raises a UserError if it demands a program that is not possible."""
     if sweep.spec.form == "processes":
@@ -113,7 +122,7 @@ def in_form(sweep, recipe, file, trusted):
     return replace(sweep, why=first_line(why))
 
 
-def why_apart(sweep, recipe, file, trusted):
+def why_apart(sweep: Sweep, recipe: "Recipe", file: Path, trusted: bool) -> str:
     """Why the trials cannot be the replicas of one run; "" if they can."""
     from training.commands.start import checked_recipe
 

@@ -1,48 +1,38 @@
-"""Samplers: which values the trials of a sweep have.
-
-`ask(number)` returns the values of a trial, {path.to.key: value}. The `count` trials of a grid and
-those that are drawn at random are known from the beginning; Optuna proposes one after the other,
-and `tell` passes it the results of those before.
-"""
+"""Which values the trials of a sweep have. Those of a grid and those that are drawn at random are
+known from the beginning; Optuna proposes one trial after the other."""
 
 import math
 from itertools import product
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from search.spec import VARIANT
+from search.spec import VARIANT, Spec
 from utils import UserError
 
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
 
-class Grid:
-    """Every combination of the values and the variants."""
 
-    def __init__(self, spec):
+def planned(spec: Spec) -> list[dict[str, Any]]:
+    """The values of all trials that are known before the first one starts: of a grid every
+    combination, and what is drawn at random, which depends only on the seed and on the number of
+    the draw; every variant gets the same draws."""
+    if spec.how == "optuna":
+        return []
+    if spec.how == "grid":
         combinations = product(*spec.domains.values())
-        self.all = [dict(zip(spec.domains, values, strict=True)) for values in combinations]
-        self.count = len(self.all)
-
-    def ask(self, number):
-        return self.all[number]
-
-
-class Random:
-    """Values that depend only on the seed and on the number of the draw; every variant has the
-    same ones."""
-
-    def __init__(self, spec):
-        self.spec = spec
-        self.variants = [{VARIANT: name} for name in spec.variants] or [{}]
-        self.count = spec.trials * len(self.variants)
-
-    def ask(self, number):
-        draw, variant = divmod(number, len(self.variants))
-        rng = np.random.default_rng([self.spec.seed, draw])
-        drawn = {key: one_of(values, rng) for key, values in self.spec.keys.items()}
-        return self.variants[variant] | drawn
+        return [dict(zip(spec.domains, values, strict=True)) for values in combinations]
+    variants = [{VARIANT: name} for name in spec.variants] or [{}]
+    trials = []
+    for draw in range(spec.trials or 0):
+        rng = np.random.default_rng([spec.seed, draw])
+        drawn = {key: one_of(values, rng) for key, values in spec.keys.items()}
+        trials += [variant | drawn for variant in variants]
+    return trials
 
 
-def one_of(values, rng):
+def one_of(values: list[Any] | dict[str, Any], rng: np.random.Generator) -> Any:
     """One value of a list or a range. Numbers with a fraction are rounded to six digits."""
     if isinstance(values, list):
         return values[rng.integers(len(values))]
@@ -57,9 +47,10 @@ def one_of(values, rng):
 
 
 class Optuna:
-    """Values that Optuna's TPESampler proposes."""
+    """Values that Optuna's TPESampler proposes: `tell` passes it the results of the trials so far,
+    then `ask` returns the values of the next one."""
 
-    def __init__(self, spec):
+    def __init__(self, spec: Spec) -> None:
         try:
             import optuna
         except ImportError:
@@ -70,7 +61,7 @@ class Optuna:
         self.study = optuna.create_study()
         self.distributions = {key: self.distribution(d) for key, d in spec.domains.items()}
 
-    def distribution(self, values):
+    def distribution(self, values: list[Any] | dict[str, Any]) -> "BaseDistribution":
         kinds = self.optuna.distributions
         if isinstance(values, list):  # by index, since a value may be a list
             return kinds.CategoricalDistribution(range(len(values)))
@@ -79,7 +70,7 @@ class Optuna:
             return kinds.IntDistribution(*bounds)
         return kinds.FloatDistribution(*bounds, log=kind == "log_uniform")
 
-    def tell(self, values, score, failed):
+    def tell(self, values: dict[str, Any], score: float | None, failed: bool) -> None:
         """Add a trial, whose score should be low; it is None while the trial runs."""
         states, domains = self.optuna.trial.TrialState, self.spec.domains
         known = states.RUNNING if score is None else states.COMPLETE
@@ -95,7 +86,7 @@ class Optuna:
         )
         self.study.add_trial(trial)
 
-    def ask(self, number):
+    def ask(self, number: int) -> dict[str, Any]:
         seed = self.spec.seed + number
         self.study.sampler = self.optuna.samplers.TPESampler(seed=seed, constant_liar=True)
         params, domains = self.study.ask(self.distributions).params, self.spec.domains
@@ -105,22 +96,7 @@ class Optuna:
         }
 
 
-SAMPLERS = {"grid": Grid, "random": Random, "optuna": Optuna}
-
-
-def sampler_of(spec):
-    return SAMPLERS[spec.how](spec)
-
-
-def planned(spec):
-    """The values of all trials that are known before the first one starts."""
-    if spec.how == "optuna":
-        return []
-    sampler = sampler_of(spec)
-    return [sampler.ask(number) for number in range(sampler.count)]
-
-
-def to_check(spec):
+def to_check(spec: Spec) -> list[dict[str, Any]]:
     """The values with which the config is checked before the first trial starts: those of all
     trials, or for Optuna the ends of each range and each value of a list."""
     if spec.how != "optuna":

@@ -2,8 +2,10 @@
 
 import json
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, TypedDict
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypedDict
 
 from utils import UserError, did_you_mean
 from utils.files import read_value
@@ -41,27 +43,27 @@ class Spec:
     halving: Halving | None = None
 
     @property
-    def how(self):
+    def how(self) -> str:
         by_trials = "random" if self.trials else "grid"
         return by_trials if self.sampler == "auto" else self.sampler
 
     @property
-    def domains(self):
+    def domains(self) -> dict[str, Any]:
         """{key: a list of values, or a range} of all in which trials differ."""
         return ({VARIANT: list(self.variants)} if self.variants else {}) | self.keys
 
-    def overrides(self, values):
+    def overrides(self, values: dict[str, Any]) -> dict[str, Any]:
         """{path.to.key: value} of a trial: those of its variant, then those of the keys."""
         return self.variants.get(values.get(VARIANT), {}) | {key: values[key] for key in self.keys}
 
-    def label(self, values):
+    def label(self, values: dict[str, Any]) -> str:
         """What distinguishes a trial from the others, such as `sam, lr=0.01`."""
         named = {name: text_of(value) for name, value in values.items()}
         variant = named.pop(VARIANT, None)
         texts = [f"{shortest_end(key, self.keys)}={text}" for key, text in named.items()]
         return ", ".join([variant, *texts] if variant else texts)
 
-    def pauses(self, epochs):
+    def pauses(self, epochs: int | None) -> Iterator[int]:
         """The numbers of epochs after which the trials of successive halving pause."""
         at = self.halving["first"] if self.halving else math.inf
         while at < (epochs or 0):
@@ -69,11 +71,11 @@ class Spec:
             at *= self.halving["factor"]
 
 
-def text_of(value):
+def text_of(value: object) -> str:
     return value if isinstance(value, str) else show(value)
 
 
-def shortest_end(key, keys):
+def shortest_end(key: str, keys: Iterable[str]) -> str:
     """The last words of a key, as many as distinguish it from the other keys."""
     words = key.split(".")
     ends = [".".join(words[-count:]) for count in range(1, len(words))]
@@ -81,14 +83,14 @@ def shortest_end(key, keys):
     return next(alone, key)
 
 
-def read_spec(path):
+def read_spec(path: Path) -> Spec:
     """The Spec in a file; raises its problems together."""
     absent = "name the spec of a sweep"
     given = read_value(path, absent, object_pairs_hook=without_repeats)
     return parse_spec(given, path.name, path.stem)
 
 
-def parse_spec(given, source, name):
+def parse_spec(given: object, source: str, name: str) -> Spec:
     """The Spec of a JSON value; `name` is that of a sweep without one."""
     if not isinstance(given, dict):
         raise UserError(f'{source}: must be an object {{"keys": ...}}, found {show(given)}')
@@ -110,7 +112,7 @@ def parse_spec(given, source, name):
     return spec
 
 
-def problems_of_keys(spec):
+def problems_of_keys(spec: Spec) -> Iterator[str]:
     """What is wrong with the name, the variants, the keys that vary, and their values."""
     if why := no_folder_name(spec.name):
         yield f"name: must be usable as a folder name, {why}"
@@ -139,7 +141,7 @@ def problems_of_keys(spec):
             yield f"keys.{key}: a grid has no ranges, found {show(values)}; {fix}"
 
 
-def problems_of_count(spec):
+def problems_of_count(spec: Spec) -> Iterator[str]:
     """What is wrong with the number of trials."""
     if spec.how == "grid":
         if spec.trials:
@@ -154,7 +156,7 @@ def problems_of_count(spec):
         yield f"trials: at most {MOST:,} are possible, found {count:,}"
 
 
-def fault(values):
+def fault(values: object) -> str:
     """What is wrong with a list of values, or with a range; "" if nothing."""
     if isinstance(values, list):
         texts = [json.dumps(item) for item in values]
@@ -180,6 +182,6 @@ def fault(values):
     return ""
 
 
-def is_number(value):
+def is_number(value: object) -> bool:
     """Whether a JSON value is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf

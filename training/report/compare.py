@@ -1,12 +1,13 @@
 """The parts of the page that only several runs have: their best values, and how configs differ."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 from training.report import facts
 from training.report.curves import colour
-from training.report.markup import DOT, headline, note, section, table, tag
-from training.report.numbers import plain
-from training.report.read import direction
+from training.report.markup import DOT, Html, headline, note, plain, section, table, tag
+from training.report.read import Run, direction
 
 LABELS = ("{run.title}", "{run.name}", "{run.title}/{run.name}", "{run.title}/{run.name} ({i})")
 LENGTHS = {
@@ -17,7 +18,7 @@ LENGTHS = {
 }
 
 
-def label_runs(runs):
+def label_runs(runs: list[Run]) -> None:
     """Give every run the shortest unique name: its title, its folder's name, or both."""
     for pattern in LABELS:
         labels = [pattern.format(run=run, i=i) for i, run in enumerate(runs, 1)]
@@ -27,14 +28,14 @@ def label_runs(runs):
         run.label = label
 
 
-def comparison_header(runs):
+def comparison_header(runs: list[Run]) -> Html:
     """The top of a page about several runs."""
     titles = list(dict.fromkeys(run.title for run in runs))
     titles[4:] = ["\N{HORIZONTAL ELLIPSIS}"] if len(titles) > 4 else []
     return headline(DOT.join(titles), f"{len(runs)} runs side by side")
 
 
-def standings(runs, target):
+def standings(runs: list[Run], target: Path) -> Html:
     """A table of the runs and their held-out metrics; the best value of all runs stands out."""
     names = dict.fromkeys(name for run in runs for name in held_out(run))
     reached = {name: [value_of(run, name) for run in runs] for name in names}
@@ -49,13 +50,13 @@ def standings(runs, target):
     return section("Runs", table(head, rows, "standings"), note(remark))
 
 
-def held_out(run):
+def held_out(run: Run) -> list[str]:
     """The names of a run's metrics, except for the training set."""
     names = [f"{name}_{metric}" for name, metric in run.metrics.pairs() if name != "train"]
     return [*names, *run.metrics.final]
 
 
-def value_of(run, name):
+def value_of(run: Run, name: str) -> tuple[float, str | None]:
     """(a value, which one it is): the best of all epochs, that of the final test, or the last."""
     if best := run.best(name):
         return best.value, f"epoch {best.epoch}"
@@ -65,7 +66,7 @@ def value_of(run, name):
     return value, "last" if value == value else None
 
 
-def value_cell(reached, i, sign):
+def value_cell(reached: list[tuple[float, str | None]], i: int, sign: int | None) -> Html:
     """The value of run `i`, marked if no run has a better one."""
     value, which = reached[i]
     known = [sign * other for other, _ in reached if sign and other == other]
@@ -74,7 +75,7 @@ def value_cell(reached, i, sign):
     return tag("td", text, tag("small", f" {which}") if which else None)
 
 
-def differences(runs):
+def differences(runs: list[Run]) -> Html:
     """Every key of the configs whose value is not the same in all of them."""
     configs = [leaves(run.config.value) for run in runs]
     rows = []
@@ -92,7 +93,7 @@ def differences(runs):
     return section("Differences of the configs", problems, shown)
 
 
-def leaves(value, path=""):
+def leaves(value: object, path: str = "") -> dict[str, Any]:
     """{path.to.key: value}; a list is one value."""
     if not isinstance(value, dict) or not value:
         return {path: value} if path else {}

@@ -4,23 +4,24 @@ import base64
 import hashlib
 import html
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from training.report.compare import comparison_header, differences, label_runs, standings
 from training.report.curves import curves
 from training.report.facts import configuration, environment, files, glance, header
 from training.report.markup import DOT, escaped
-from training.report.mistakes import mistakes
-from training.report.pictures import first_batch, pictures
-from training.report.read import read_run
-from training.report.samples import samples
+from training.report.read import Run, read_run
+from training.report.written import first_batch, mistakes, pictures, samples
 from utils import UserError
 from utils.files import atomic_write
 
 TEMPLATE = Path(__file__).with_name("page.html")
 
 
-def write_report(folders, target=None):
+def write_report(
+    folders: str | Path | Iterable[str | Path], target: str | Path | None = None
+) -> Path:
     """Write the page about one run (report.html) or several (comparison.html) and return its path.
 
     Without a target, it is written into the folder of the first run.
@@ -36,7 +37,7 @@ def write_report(folders, target=None):
     return target
 
 
-def page(runs, target):
+def page(runs: list[Run], target: Path) -> str:
     """The whole document about these runs."""
     run = runs[0]
     if len(runs) == 1:
@@ -47,7 +48,7 @@ def page(runs, target):
     return document([run.label for run in runs[:4]], parts)
 
 
-def document(names, parts):
+def document(names: Iterable[str], parts: Iterable[object]) -> str:
     """The template with these names as its title and these parts as its content."""
     template = TEMPLATE.read_text(encoding="utf-8")
     script = template.partition("<script>")[2].partition("</script>")[0]

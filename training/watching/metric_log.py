@@ -1,10 +1,12 @@
-"""Log lines: on the console, in metrics.jsonl, one JSON object per line, and to the trackers."""
+"""The log of a run: lines on the console before the first step, within epochs and at their ends; the
+same values in metrics.jsonl, one JSON object per line, and for the trackers."""
 
 import json
 import logging
 import math
 from pathlib import Path
 
+import jax
 import numpy as np
 
 from training.devices.placing import fetched
@@ -23,6 +25,13 @@ FILE = "metrics.jsonl"
 EVERY_50_STEPS = LoggingOptions()
 # {whether a signal ends the run: the seconds that trackers may take to end}
 TRACKERS_SECONDS = {False: 30.0, True: 1.0}
+
+WAITS = 0.3  # of the time that training waits for data
+JUDGED = 10.0  # of training before the share is judged
+ADVICE = (
+    "make the dataset's __getitem__ or the collate_fn cheaper, or store the examples with "
+    "write_records, which worker processes read"
+)
 
 
 class MetricLog:
@@ -132,6 +141,65 @@ class Histograms:
         for name, leaf in named_leaves(run.states()[0].params).items():
             values = np.asarray(fetched(leaf), np.float32).ravel()
             self.publish.histogram(run.step, name, values)
+
+
+class WaitingForData:
+    """The observer that logs once if training waits for data for more than WAITS of the time.
+    Compiling and evaluations do not count; `advice` says what to do."""
+
+    late = True
+
+    def __init__(self, clock, advice=None):
+        self.every = {"seconds": 1.0}
+        self.clock, self.advice, self.logged = clock, advice or ADVICE, False
+
+    def on_steps(self, run):
+        seconds, waited = self.clock.seconds, self.clock.waited
+        if self.logged or seconds < JUDGED or waited < WAITS * seconds:
+            return
+        self.logged = True
+        share = 100 * min(waited / seconds, 1)
+        logger.warning("Training waits for data %.0f%% of the time: %s", share, self.advice)
+
+
+class FirstLines:
+    """The observer that logs these lines. `monitor` is the metric of the best checkpoint, or None;
+    `shows_histograms` says whether any tracker shows histograms."""
+
+    def __init__(self, recipe, trainer, monitor, shows_histograms):
+        self.recipe, self.trainer = recipe, trainer
+        self.monitor, self.shows_histograms = monitor, shows_histograms
+
+    def on_start(self, run):
+        recipe, trainer = self.recipe, self.trainer
+        validation = {*recipe.sets_monitored(trainer.feeds)} - {"test"}
+        if self.monitor is None and "test" in trainer.feeds and validation:
+            logger.info(
+                "No checkpoint.monitor: the last weights will be tested, not the best ones on the "
+                "validation set"
+            )
+        if recipe.logging.histograms and not self.shows_histograms:
+            logger.warning(
+                "logging.histograms: no tracker here shows them; use tensorboard, wandb or trackio"
+            )
+        batch = jax.tree.leaves(trainer.feed.shapes)[0].shape[0]
+        steps = "Epochs of unknown length, batches"
+        if run.steps is not None:
+            limits = run.epochs and run.steps * run.epochs, recipe.training.max_steps
+            in_all = min(filter(None, limits), default="as many as max_seconds takes")
+            steps = f"{run.steps} steps per epoch, {in_all} in all,"
+        count = len(trainer.seeds)
+        replicas = f", {count} replicas" if count > 1 else ""
+        devices = on_devices(trainer.plan.mesh)
+        logger.info("%s of %d examples each, on %s%s", steps, batch, devices, replicas)
+
+
+def on_devices(mesh):
+    """The devices of a mesh, such as 8 x NVIDIA H200 (data 2 x fsdp 4), in 2 processes."""
+    axes = [f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1]
+    shape = f" ({' x '.join(axes)})" if axes and axes != [f"data {mesh.size}"] else ""
+    processes = f", in {jax.process_count()} processes" if jax.process_count() > 1 else ""
+    return f"{mesh.size} x {mesh.devices.flat[0].device_kind}{shape}{processes}"
 
 
 def throughput_text(throughput):
