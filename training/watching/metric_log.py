@@ -1,17 +1,22 @@
-"""The log of a run: lines on the console before the first step, within epochs and at their ends; the
+"""The log of a run: lines on the console before the first step, in epochs and at their ends, and the
 same values in metrics.jsonl, one JSON object per line, and for the trackers."""
 
 import json
 import logging
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from training.devices.placing import fetched
+from training.engine import Trainer
 from training.options import LoggingOptions
-from training.run import NOT_VALUES
+from training.recipe import Recipe
+from training.run import NOT_VALUES, Clock, Run
 from training.watching.publish import Publisher
 from utils import RunError, UserError, named_leaves
 from utils.files import append, lines_of, parse_json
@@ -40,7 +45,14 @@ class MetricLog:
 
     late = True
 
-    def __init__(self, folder=None, options=EVERY_50_STEPS, publish=None, *, keep_going=False):
+    def __init__(
+        self,
+        folder: str | Path | None = None,
+        options: LoggingOptions = EVERY_50_STEPS,
+        publish: Publisher | None = None,
+        *,
+        keep_going: bool = False,
+    ) -> None:
         self.path = Path(folder) / FILE if folder else None
         self.options, self.keep_going = options, keep_going
         self.publish = publish or Publisher()
@@ -48,7 +60,7 @@ class MetricLog:
 
     # Lines.
 
-    def on_steps(self, run):
+    def on_steps(self, run: Run) -> None:
         """Log a line within an epoch."""
         self.log_each_step(run)
         position, steps = run.position, run.steps
@@ -59,7 +71,7 @@ class MetricLog:
         self.write({"epoch": run.epoch, "step": run.step, **values})
         self.publish.scalars(run.step, {"epoch": run.epoch, **values})
 
-    def on_evaluated(self, run, name, values):
+    def on_evaluated(self, run: Run, name: str, values: dict[str, float]) -> None:
         """Log a line for each value of a set."""
         when = f"Step {run.step}" if run.open_at == "steps" else f"Epoch {run.epoch}"
         for full_name, value in values.items():
@@ -78,7 +90,7 @@ class MetricLog:
             replicas = f" ({' '.join(each)})" if each else ""
             logger.info("%s [%s] %s %.4f%s", when, name, label, value, replicas)
 
-    def on_row(self, run, row):
+    def on_row(self, run: Run, row: dict[str, Any]) -> None:
         """Write the row of an epoch, or of an evaluation."""
         if row.get("end_of_epoch"):
             self.log_each_step(run)
@@ -88,7 +100,7 @@ class MetricLog:
         values = {name: value for name, value in row.items() if name not in NOT_VALUES}
         self.publish.scalars(row["step"], {"epoch": row["epoch"], **for_trackers(values)})
 
-    def log_each_step(self, run):
+    def log_each_step(self, run: Run) -> None:
         """Write a row for each step since the last line, if all steps are logged."""
         if not self.options.log_all or not run.each_step:
             return
@@ -100,12 +112,12 @@ class MetricLog:
 
     # The file.
 
-    def write(self, row):
+    def write(self, row: dict[str, Any]) -> None:
         """Append one row to metrics.jsonl."""
         self.unwritten += line_of(row)
         self.flush()
 
-    def flush(self):
+    def flush(self) -> None:
         """Append the rows that are not written yet."""
         if self.path is None:
             self.unwritten = ""
@@ -121,12 +133,12 @@ class MetricLog:
                 logger.error("%s; its lines are kept and written later", message)
             self.error_logged = True
 
-    def back_to(self, step):
+    def back_to(self, step: int) -> None:
         """Drop the rows that are not written, and notify the trackers."""
         self.unwritten = ""
         self.publish.back_to(step)
 
-    def close(self, run):
+    def close(self, run: Run) -> bool:
         """End the trackers. Return whether all of them ended."""
         return self.publish.close(for_trackers(run.metrics), TRACKERS_SECONDS[bool(run.signal)])
 
@@ -134,10 +146,10 @@ class MetricLog:
 class Histograms:
     """The observer that publishes histograms of the weights after each epoch."""
 
-    def __init__(self, publish):
+    def __init__(self, publish: Publisher) -> None:
         self.publish, self.every = publish, {"epochs": 1}
 
-    def on_steps(self, run):
+    def on_steps(self, run: Run) -> None:
         for name, leaf in named_leaves(run.states()[0].params).items():
             values = np.asarray(fetched(leaf), np.float32).ravel()
             self.publish.histogram(run.step, name, values)
@@ -149,11 +161,11 @@ class WaitingForData:
 
     late = True
 
-    def __init__(self, clock, advice=None):
+    def __init__(self, clock: Clock, advice: str | None = None) -> None:
         self.every = {"seconds": 1.0}
         self.clock, self.advice, self.logged = clock, advice or ADVICE, False
 
-    def on_steps(self, run):
+    def on_steps(self, run: Run) -> None:
         seconds, waited = self.clock.seconds, self.clock.waited
         if self.logged or seconds < JUDGED or waited < WAITS * seconds:
             return
@@ -166,11 +178,13 @@ class FirstLines:
     """The observer that logs these lines. `monitor` is the metric of the best checkpoint, or None;
     `shows_histograms` says whether any tracker shows histograms."""
 
-    def __init__(self, recipe, trainer, monitor, shows_histograms):
+    def __init__(
+        self, recipe: Recipe, trainer: Trainer, monitor: str | None, shows_histograms: bool
+    ) -> None:
         self.recipe, self.trainer = recipe, trainer
         self.monitor, self.shows_histograms = monitor, shows_histograms
 
-    def on_start(self, run):
+    def on_start(self, run: Run) -> None:
         recipe, trainer = self.recipe, self.trainer
         validation = {*recipe.sets_monitored(trainer.feeds)} - {"test"}
         if self.monitor is None and "test" in trainer.feeds and validation:
@@ -194,7 +208,7 @@ class FirstLines:
         logger.info("%s of %d examples each, on %s%s", steps, batch, devices, replicas)
 
 
-def on_devices(mesh):
+def on_devices(mesh: Mesh) -> str:
     """The devices of a mesh, such as 8 x NVIDIA H200 (data 2 x fsdp 4), in 2 processes."""
     axes = [f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1]
     shape = f" ({' x '.join(axes)})" if axes and axes != [f"data {mesh.size}"] else ""
@@ -202,7 +216,7 @@ def on_devices(mesh):
     return f"{mesh.size} x {mesh.devices.flat[0].device_kind}{shape}{processes}"
 
 
-def throughput_text(throughput):
+def throughput_text(throughput: dict[str, float]) -> str:
     """The part of a line that shows tokens per second and MFU, where known."""
     tokens, mfu = throughput.get("tokens_per_second"), throughput.get("mfu")
     shown = [f"{tokens:,.0f} tokens/s"] if tokens is not None else []
@@ -210,13 +224,13 @@ def throughput_text(throughput):
     return f" -- {', '.join(shown)}" if shown else ""
 
 
-def for_trackers(named):
+def for_trackers(named: dict[str, float]) -> dict[str, float]:
     """The values of an epoch under their names for trackers, where the training means of epochs and
     of log lines are two curves."""
     return {f"{k}_epoch" if k.startswith("train_") else k: value for k, value in named.items()}
 
 
-def epoch_rows(folder, length):
+def epoch_rows(folder: str | Path, length: int) -> list[dict[str, Any]]:
     """The rows of the epochs in the first `length` bytes, as in `run.history`; an odd row is left
     out, and a line that the run cannot have written is an error."""
     path, rows, read = Path(folder) / FILE, [], 0
@@ -240,16 +254,16 @@ def epoch_rows(folder, length):
     return [row for row in rows if is_row(row)]
 
 
-def is_row(row):
+def is_row(row: dict[str, Any]) -> bool:
     """Whether a row has an epoch and a step, and numbers under all other names."""
     counts = all(type(row.get(name)) is int for name in ("epoch", "step"))
     return counts and all(type(value) in (int, float) for value in row.values())
 
 
-def line_of(row):
+def line_of(row: dict[str, Any]) -> str:
     return json.dumps(json_safe(row)) + "\n"
 
 
-def json_safe(row):
+def json_safe(row: Mapping[str, Any]) -> dict[str, Any]:
     """The row with null for what is not finite, which JSON cannot express."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}

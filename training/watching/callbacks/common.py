@@ -3,14 +3,19 @@
 import json
 import logging
 import math
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Int
 
 from training.loss import along
 from training.metrics import classes
+from training.watching.view import View
 from utils import RunError, UserError
 from utils.files import MOST_LINES, append, atomic_write, parse_json, read_file
 
@@ -19,7 +24,9 @@ logger = logging.getLogger("main")
 FIX = "remove it from `callbacks`, or check what the model and the dataset return"
 
 
-def class_label(name, output, target):
+def class_label(
+    name: str, output: Any, target: Any
+) -> tuple[Int[Array, "*positions"], Bool[Array, ""]]:
     """(classes, whether they are valid) of one target: integers, or distributions over classes.
     The class of an element whose weight is 0 is -1."""
     needed = f"{name}: needs class labels, but"
@@ -40,26 +47,26 @@ def class_label(name, output, target):
     return classes(output, target), valid
 
 
-def check_labels(name, dataset, invalid):
+def check_labels(name: str, dataset: str, invalid: int) -> None:
     """Refuse targets that have the output's shape but are not distributions."""
     if invalid:
         found = f"{invalid} targets of the {dataset} set are neither classes nor distributions"
         raise UserError(f"{name}: needs class labels, but {found} over them; {FIX}")
 
 
-def named(label, names):
+def named(label: int | None, names: Sequence[str] | None) -> str:
     """What to call a class: its name, or its number if it has none; "" for None."""
     if label is None:
         return ""
     return names[label] if names and 0 <= label < len(names) else str(label)
 
 
-def names_of_classes(view):
+def names_of_classes(view: View) -> dict[str, list[str]]:
     """{"classes": their names} for a file in pictures/; empty if they are unknown."""
     return {"classes": list(view.classes)} if view.classes else {}
 
 
-def check_sets(name, sets, view):
+def check_sets(name: str, sets: tuple[str, ...] | None, view: View) -> None:
     """Refuse a set that is never evaluated."""
     held_out = [set_name for set_name in view.sets if set_name != "train"]
     for wanted in sets or ():
@@ -68,7 +75,7 @@ def check_sets(name, sets, view):
             raise UserError(f"{name}: sets: no held-out set {wanted!r}; there are: {existing}")
 
 
-def after_evaluation(memory, value, min_delta):
+def after_evaluation(memory: dict[str, Any], value: float, min_delta: float) -> dict[str, Any]:
     """A memory of the best value and the evaluations since then, after one more; low is good."""
     best = math.inf if memory["best"] is None else memory["best"]
     if value < best - min_delta:
@@ -76,17 +83,17 @@ def after_evaluation(memory, value, min_delta):
     return memory | {"waited": memory["waited"] + 1}
 
 
-def is_measured(monitor, row):
+def is_measured(monitor: str, row: dict[str, Any]) -> bool:
     """Whether a row of an epoch, or of an evaluation within one, has the monitored metric."""
     return monitor in row and bool(row.get("end_of_epoch") or row.get("evaluation"))
 
 
-def is_held_out(name, sets):
+def is_held_out(name: str, sets: tuple[str, ...] | None) -> bool:
     """Whether a set that was evaluated is held out, and one of `sets` (None: all)."""
     return name != "train" and (sets is None or name in sets)
 
 
-def write_numbers(view, name, content):
+def write_numbers(view: View, name: str, content: dict[str, Any]) -> None:
     """Write the numbers of a picture, as JSON, into the run folder's pictures/, if it has one."""
     if view.folder is None:
         return
@@ -96,7 +103,7 @@ def write_numbers(view, name, content):
         atomic_write(folder / name, json.dumps(content).encode())
 
 
-def append_lines(view, name, lines):
+def append_lines(view: View, name: str, lines: Iterable[str]) -> None:
     """Append lines to a file in the run's folder, if the run has one."""
     if view.folder is None:
         return
@@ -104,7 +111,7 @@ def append_lines(view, name, lines):
         append(view.folder / name, "".join(f"{line}\n" for line in lines))
 
 
-def cut_back(view, name, step):
+def cut_back(view: View, name: str, step: int) -> None:
     """Remove the lines after a step from a file in the run's folder, as the run continues there and
     writes them again."""
     path = view.folder and view.folder / name
@@ -119,7 +126,7 @@ def cut_back(view, name, step):
 
 
 @contextmanager
-def write_errors(view, path):
+def write_errors(view: View, path: Path) -> Iterator[None]:
     """An error while writing ends the run, or is logged if checkpoint.on_write_error is "go_on"."""
     try:
         yield
