@@ -59,6 +59,7 @@ def checked_sweep(file: Path, overrides: Sequence[str], spec: Spec, trusted: boo
         )
     if problems:
         raise UserError("\n".join(f"{file.name}: {problem}" for problem in problems))
+    assert checkpoint.monitor is not None  # it is a problem
     base = Path(config.get("checkpoint", {}).get("dir", "saved")).expanduser()
     folder = base / config.get("title", "run") / spec.name
     about = str(file.resolve()), checkpoint.monitor, checkpoint.sign(), training.epochs
@@ -98,6 +99,7 @@ def check_trials(
             for line in str(error).splitlines():
                 found.setdefault(line, []).append(number)
     if not found:
+        assert first is not None  # since there are values
         return first
     lines = []
     for line, numbers in found.items():

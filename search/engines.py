@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from search.sweep_folder import Sweep
 from training.devices.launcher import share_of_gpus
@@ -36,10 +37,13 @@ def with_parent() -> dict[str, str]:
 
 def start_here(command: list[str], slot: int, workers: int) -> subprocess.Popen[bytes]:
     """A process in a session of its own, so that Ctrl-C reaches it only through this one."""
-    session = {} if WINDOWS else {"start_new_session": True}
-    environment = with_parent() | share_of_gpus(slot, workers, option="workers:")
-    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
-    return subprocess.Popen(command, env=environment, **streams, **session)
+    return subprocess.Popen(
+        command,
+        env=with_parent() | share_of_gpus(slot, workers, option="workers:"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        start_new_session=not WINDOWS,
+    )
 
 
 class OnRay:
@@ -49,8 +53,9 @@ class OnRay:
         import ray
 
         gpus = ray.cluster_resources().get("GPU", 0) // workers
-        actor = ray.remote(Remote).options(num_cpus=1, num_gpus=gpus)
-        self.ray, self.remote = ray, actor.remote(command, os.getcwd())
+        actor: Any = ray.remote(Remote)  # Ray changes the methods of a class
+        self.ray = ray
+        self.remote = actor.options(num_cpus=1, num_gpus=gpus).remote(command, os.getcwd())
         self.reply, self.returncode = self.remote.poll.remote(), None
 
     def poll(self) -> int | None:
@@ -103,7 +108,7 @@ def write_array(sweep: Sweep, command: list[str]) -> Path:
     """Write the job script of the trials that are left, and return its path."""
     runs, _ = sweep.due()
     due = [trial.number for trial in sweep.trials if trial.run in runs]
-    due += range(len(sweep.trials), sweep.spec.trials) if sweep.may_propose() else []
+    due += range(len(sweep.trials), sweep.spec.trials or 0) if sweep.may_propose() else []
     text = SCRIPT.format(
         name=sweep.folder.name,
         numbers=",".join(map(str, due)),

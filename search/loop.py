@@ -63,10 +63,10 @@ def train_all(sweep: Sweep, command: list[str], start: Start) -> int:
                 if not is_waiting:
                     echo("Waiting for trials that other processes train", flush=True)
                 is_waiting = True
-            for slot in wait(workers):
+            for slot, code in wait(workers).items():
                 worker = workers.pop(slot)
                 processes.remove(worker.process)
-                settle(sweep, worker, interrupts.count)
+                settle(sweep, worker, code, interrupts.count)
     finally:
         for process in processes:
             process.kill()
@@ -87,19 +87,21 @@ def next_run(sweep: Sweep, own: set[str]) -> tuple[Sweep, str | None]:
         sweep = propose(sweep)
 
 
-def wait(workers: dict[int, Worker]) -> list[int]:
-    """The slots whose processes have ended, once there is one, or after AGAIN seconds."""
+def wait(workers: dict[int, Worker]) -> dict[int, int]:
+    """{slot: exit code} of the processes that have ended, once there is one, or after AGAIN
+    seconds."""
     deadline = time.monotonic() + AGAIN
     while time.monotonic() < deadline:
-        if ended := [slot for slot, each in workers.items() if each.process.poll() is not None]:
+        codes = {slot: worker.process.poll() for slot, worker in workers.items()}
+        if ended := {slot: code for slot, code in codes.items() if code is not None}:
             return ended
         time.sleep(0.05)
-    return []
+    return {}
 
 
-def settle(before: Sweep, worker: Worker, interrupted: int) -> None:
+def settle(before: Sweep, worker: Worker, code: int, interrupted: int) -> None:
     """Print what became of a run whose process has ended, and note if it ended by itself."""
-    code, run = worker.process.poll(), worker.run
+    run = worker.run
     sweep = read_sweep(before.folder)
     if interrupted and code != DONE:
         print_line(run, "stopped, to be continued")

@@ -127,7 +127,7 @@ def coordinates(sweep: Sweep, groups: list[Group], order: list[int]) -> Html | N
     if not last:
         return None
     axes = [in_order(values) for values in columns.values()]
-    axes[-1] = in_order([value for value in columns[sweep.monitor] if value is not None])
+    axes[-1] = in_order([value for value in columns[sweep.monitor] if value == value])
     lines = []
     for i, group in reversed(list(enumerate(groups))):  # the best are drawn last, above the others
         spots = []
@@ -164,7 +164,7 @@ def in_order(values: list[Any]) -> dict[str, float]:
     can be compared, else by their texts."""
     texts = {json.dumps(value): value for value in values}
     try:
-        ordered = sorted(texts, key=texts.get)
+        ordered = sorted(texts, key=texts.__getitem__)
     except TypeError:
         ordered = sorted(texts)
     return {text: i / max(1, len(ordered) - 1) for i, text in enumerate(ordered)}

@@ -19,7 +19,7 @@ MOST = 10_000  # trials
 RANGES = ("uniform", "log_uniform", "integer")
 
 
-class Halving(TypedDict, total=False):
+class Halving(TypedDict):
     """Successive halving: all trials pause after `first` epochs, and of those that paused together
     the best 1/factor continue, `factor` times as far."""
 
@@ -54,7 +54,9 @@ class Spec:
 
     def overrides(self, values: dict[str, Any]) -> dict[str, Any]:
         """{path.to.key: value} of a trial: those of its variant, then those of the keys."""
-        return self.variants.get(values.get(VARIANT), {}) | {key: values[key] for key in self.keys}
+        return self.variants.get(values.get(VARIANT, ""), {}) | {
+            key: values[key] for key in self.keys
+        }
 
     def label(self, values: dict[str, Any]) -> str:
         """What distinguishes a trial from the others, such as `sam, lr=0.01`."""
@@ -65,10 +67,11 @@ class Spec:
 
     def pauses(self, epochs: int | None) -> Iterator[int]:
         """The numbers of epochs after which the trials of successive halving pause."""
-        at = self.halving["first"] if self.halving else math.inf
-        while at < (epochs or 0):
-            yield at
-            at *= self.halving["factor"]
+        if self.halving and epochs:
+            at = self.halving["first"]
+            while at < epochs:
+                yield at
+                at *= self.halving["factor"]
 
 
 def text_of(value: object) -> str:
@@ -98,7 +101,9 @@ def parse_spec(given: object, source: str, name: str) -> Spec:
     for key in given.keys() - known:
         moved = f'; did you mean "keys": {{{show(key)}: ...}}?' if "." in key else ""
         problems.append(f"{key}: {no_such_key(key, known)}{moved}")
-    values = {"name": name} | {key: value for key, value in given.items() if key in known}
+    values: dict[str, Any] = {"name": name} | {
+        key: value for key, value in given.items() if key in known
+    }
     if isinstance(values.get("halving"), dict):
         values["halving"] = {"first": 1, "factor": 3} | values["halving"]
     spec = Spec(**values)

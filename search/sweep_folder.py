@@ -76,9 +76,9 @@ class Group(NamedTuple):
         there = [trial for trial in self.trials if trial.failed is None or trial.epochs >= epochs]
         return [score for trial in there if (score := trial.score(epochs)) is not None]
 
-    def mean(self, epochs: float = math.inf) -> float | None:
-        scores = self.scores(epochs)
-        return fmean(scores) if scores else None
+    def mean(self, epochs: float = math.inf) -> float:
+        """The mean of the scores; NaN without any."""
+        return fmean(self.scores(epochs) or [math.nan])
 
     def spread(self) -> float | None:
         """The standard deviation of the scores, or None of fewer than two."""
@@ -165,12 +165,13 @@ class Sweep:
                 return groups, epochs
             scored = [group for group in groups if group.scores(epochs)]
             scored.sort(key=lambda group: self.sign * group.mean(epochs))
+            assert self.spec.halving  # or there would be no pause
             groups = scored[: math.ceil(len(scored) / self.spec.halving["factor"])]
         return groups, None
 
     def may_propose(self) -> bool:
         """Whether Optuna has trials left to propose."""
-        return self.spec.how == "optuna" and len(self.trials) < self.spec.trials
+        return self.spec.how == "optuna" and len(self.trials) < (self.spec.trials or 0)
 
     def ranked(self) -> list[Group]:
         """All Groups, the best first; those in which a trial failed, or without a value, come last.
@@ -341,7 +342,7 @@ def proposal_file(folder: Path, number: int) -> Path:
 
 def proposed(sweep: Sweep) -> Iterator[dict[str, Any]]:
     """The values of the trials that Optuna has proposed."""
-    for number in range(sweep.spec.trials if sweep.spec.how == "optuna" else 0):
+    for number in range(sweep.spec.trials or 0):
         file = proposal_file(sweep.folder, number)
         if not file.exists():
             return

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from training.run import Run as TrainingRun
 
 
+@dataclass
 class Pause:
     """The observer that stops a run after an epoch, to be resumed later."""
 
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
+    epoch: int
 
     def on_start(
         self, run: "TrainingRun"
@@ -36,11 +36,12 @@ class Pause:
         return {"pause": f"the sweep in epoch {run.completed}"}
 
 
+@dataclass
 class Failures:
     """The observer of a program that notes which of its trials have diverged."""
 
-    def __init__(self, sweep: Sweep, trials: Sequence[Trial]) -> None:
-        self.sweep, self.trials = sweep, list(trials)
+    sweep: Sweep
+    trials: list[Trial | None]
 
     def on_bad(self, run: "TrainingRun", bad: "Bad") -> None:
         trial = self.trials[bad.replica]
@@ -80,11 +81,11 @@ def train_run(root: Path, sweep: Sweep, run: str, until: int | None, trusted: bo
     folder, source, trials = inside(sweep.folder, run), Path(sweep.source), sweep.members(run)
     if folder.is_dir() and not (folder / "config.json").exists():
         shutil.rmtree(folder)  # the process was killed before the run began
-    observers = [Pause(until)] if until else []
+    observers: list[object] = [Pause(until)] if until else []
     try:
         config = sweep.run_config(trials)
         if len(trials) > 1 and sweep.stops_at_nonfinite():
-            observers.append(Failures(sweep, trials))
+            observers.append(Failures(sweep, [*trials]))
         parts = build(config, source.name, trusted, look_in(source.parent))
         keep_programs()
         code = train(parts, root, "auto", observers=observers)

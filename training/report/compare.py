@@ -20,10 +20,8 @@ LENGTHS = {
 
 def label_runs(runs: list[Run]) -> None:
     """Give every run the shortest unique name: its title, its folder's name, or both."""
-    for pattern in LABELS:
-        labels = [pattern.format(run=run, i=i) for i, run in enumerate(runs, 1)]
-        if len(set(labels)) == len(runs):
-            break
+    kinds = ([label.format(run=run, i=i) for i, run in enumerate(runs, 1)] for label in LABELS)
+    labels = next(labels for labels in kinds if len(set(labels)) == len(runs))
     for run, label in zip(runs, labels, strict=True):
         run.label = label
 
@@ -69,8 +67,9 @@ def value_of(run: Run, name: str) -> tuple[float, str | None]:
 def value_cell(reached: list[tuple[float, str | None]], i: int, sign: int | None) -> Html:
     """The value of run `i`, marked if no run has a better one."""
     value, which = reached[i]
-    known = [sign * other for other, _ in reached if sign and other == other]
-    first = len(known) > 1 and sign * value == min(known)
+    sign = sign or 0
+    known = [sign * other for other, _ in reached if other == other]
+    first = sign and len(known) > 1 and sign * value == min(known)
     text = tag("b.first", plain(value)) if first else plain(value)
     return tag("td", text, tag("small", f" {which}") if which else None)
 

@@ -45,7 +45,7 @@ def curves(runs: list[Run]) -> Html:
     hint = "Drag over a chart to see a part of the run; click a name to hide its lines."
     return section(
         "Curves",
-        [tag("p.problem", f"{run.name}: " * several + run.metrics.problem) for run in faulty],
+        [tag("p.problem", f"{run.name}: " * several, run.metrics.problem) for run in faulty],
         key(runs) if several else None,
         data(ends_of_epochs(runs), id="epochs"),
         tag("div.charts", large[:FEW]) if large else None,
@@ -165,8 +165,8 @@ def metric_chart(metric: str, runs: list[Run], most: int) -> Html | None:
             tint, style = (i, STYLES[min(3, j)]) if several else ((1, 0)[j] if j < 2 else j, "line")
             ends, within = with_initial(metrics, column), metrics.within.get(column)
             best = run.best(column) if j else None
-            if ends or within:
-                lines.append(Line(names, tint, ends or within, style, best and best.step))
+            if curve := ends or within:
+                lines.append(Line(names, tint, curve, style, best and best.step))
             faint = [metrics.epochs[c] for c in metrics.epochs if c.startswith(f"{column}/")]
             remark = "Faint lines: each replica." if faint and not several else remark
             faint += [within] if ends and within else []

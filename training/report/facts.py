@@ -47,7 +47,8 @@ def model_and_data(run: Run) -> str | None:
     """What was trained on what, or None if the config does not name both."""
     parts = [run.config.value.get(kind) for kind in ("model", "data")]
     names = [part.get("name") if isinstance(part, dict) else part for part in parts]
-    return " on ".join(names) if all(name and isinstance(name, str) for name in names) else None
+    names = [name for name in names if isinstance(name, str) and name]
+    return " on ".join(names) if len(names) == len(parts) else None
 
 
 def glance(run: Run) -> Html:

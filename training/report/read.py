@@ -59,7 +59,7 @@ class Metrics:
     epoch_of: dict[int, int] = field(default_factory=dict)  # {step of one of `epochs`: its epoch}
     initial: dict[str, float] = field(default_factory=dict)  # before the first step
     final: dict[str, float] = field(default_factory=dict)  # of the test after training
-    tested: str | None = None  # the checkpoint of that test
+    tested: str = ""  # the checkpoint of that test
     last_step: int = 0
     problem: str | None = None
 
@@ -147,7 +147,7 @@ def add_row(metrics: Metrics, columns: Columns, row: dict[str, Any]) -> None:
         own[name].values.append(value)
 
 
-def number(value: object) -> float | None:
+def number(value: Any) -> float | None:
     """A float; NaN for null and for what is too large or not finite; None for anything else."""
     if is_number(value):
         return float(value)
@@ -319,8 +319,9 @@ def state_of(folder: Path) -> str:
 def direction(name: str, config: dict[str, Any]) -> int | None:
     """1 where lower values of a metric are better, -1 where higher ones are, None if unknown."""
     checkpoint = config.get("checkpoint")
-    monitored = isinstance(checkpoint, dict) and checkpoint.get("monitor") == name
-    if monitored and checkpoint.get("mode") in ("min", "max"):
-        return 1 if checkpoint["mode"] == "min" else -1
+    options = checkpoint if isinstance(checkpoint, dict) else {}
+    mode = options.get("mode")
+    if options.get("monitor") == name and mode in ("min", "max"):
+        return 1 if mode == "min" else -1
     with suppress(UserError):
         return sign_of(name, "auto", name)

@@ -135,7 +135,7 @@ def confusion(value: dict[str, Any], path: Path) -> Html:
     most = np.argsort(-wrong, axis=None, kind="stable")[:8]
     rows = []
     for row, column in zip(*np.unravel_index(most, wrong.shape), strict=True):
-        if count := wrong[row, column]:
+        if count := float(wrong[row, column]):
             share = percent(shares[row, column])
             rows.append([f"{names[row]} taken for {names[column]}", plain(count), share])
     pairs = table(["", "times", "of its row"], rows) if rows else note("Nothing.")
@@ -200,7 +200,7 @@ def card(example: dict[str, Any], names: list[str]) -> Html:
     label, predicted = (name_of(example.get(key), names) for key in ("label", "predicted"))
     loss, index = (short_text(example.get(key)) for key in ("loss", "index"))
     try:
-        content = base64.b64decode(example.get("png"), validate=True)
+        content = base64.b64decode(example.get("png", ""), validate=True)
     except (TypeError, ValueError):
         content = b""
     picture = image(content, f"example {index}") or tag("div.blank", "no picture")
@@ -212,8 +212,9 @@ def card(example: dict[str, Any], names: list[str]) -> Html:
 
 def name_of(label: object, names: list[str]) -> str:
     """The name of a class, or its number as text."""
-    known = isinstance(label, int) and 0 <= label < len(names)
-    return names[label] if known else short_text(label)
+    if isinstance(label, int) and 0 <= label < len(names):
+        return names[label]
+    return short_text(label)
 
 
 def short_text(value: object) -> str:

@@ -1,10 +1,11 @@
-"""The log of a run: lines on the console before the first step, in epochs and at their ends, and the
+"""The log of a run: lines on the console before the first step and during the epochs, and the
 same values in metrics.jsonl, one JSON object per line, and for the trackers."""
 
 import json
 import logging
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +66,11 @@ class MetricLog:
         self.log_each_step(run)
         position, steps = run.position, run.steps
         share = f"{position}/{steps} ({100 * position / steps:.0f}%)" if steps else f"{position}"
-        loss, throughput = run.metrics["train_loss"], throughput_text(run.throughput)
-        logger.info("Epoch %d [%s] -- Loss: %.4f%s", run.epoch, share, loss, throughput)
-        values = {**run.metrics, **run.throughput}
+        loss, throughput = run.metrics["train_loss"], run.throughput or {}
+        logger.info(
+            "Epoch %d [%s] -- Loss: %.4f%s", run.epoch, share, loss, throughput_text(throughput)
+        )
+        values = {**run.metrics, **throughput}
         self.write({"epoch": run.epoch, "step": run.step, **values})
         self.publish.scalars(run.step, {"epoch": run.epoch, **values})
 
@@ -174,15 +177,15 @@ class WaitingForData:
         logger.warning("Training waits for data %.0f%% of the time: %s", share, self.advice)
 
 
+@dataclass
 class FirstLines:
     """The observer that logs these lines. `monitor` is the metric of the best checkpoint, or None;
     `shows_histograms` says whether any tracker shows histograms."""
 
-    def __init__(
-        self, recipe: Recipe, trainer: Trainer, monitor: str | None, shows_histograms: bool
-    ) -> None:
-        self.recipe, self.trainer = recipe, trainer
-        self.monitor, self.shows_histograms = monitor, shows_histograms
+    recipe: Recipe
+    trainer: Trainer
+    monitor: str | None
+    shows_histograms: bool
 
     def on_start(self, run: Run) -> None:
         recipe, trainer = self.recipe, self.trainer

@@ -28,10 +28,12 @@ from training.loss import distribution
 from training.update import floats, genuine, loss_of_examples, made_floats
 from utils import counts_of_scan, is_library, named_leaves, relative_path
 
+Kind: TypeAlias = OneOf["nan", "inf"]
+
 # {operation that only calls a function: its parameter that holds the function}
 CALLS = {"jit": "jaxpr", "remat2": "jaxpr", "closed_call": "call_jaxpr"}
 CALLS |= {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
-TESTS = {"nan": np.isnan, "inf": np.isinf}
+TESTS: dict[Kind, Callable[[np.ndarray], np.ndarray]] = {"nan": np.isnan, "inf": np.isinf}
 TRAINING = Path(__file__).resolve().parents[1]
 JAX, PYTHON = f"{Path(jax.__file__).parent}/", f"{sysconfig.get_path('stdlib')}/"
 NAMES = {"params": "the parameter", "state": "the model's state"}
@@ -41,7 +43,6 @@ UPDATE = "in the update"
 NOT_FIRST = 3  # the rank of an operation that was given what is bad about its result
 
 
-Kind: TypeAlias = OneOf["nan", "inf"]
 Equations: TypeAlias = tuple[
     JaxprEqn, ...
 ]  # that of an operation, then those of the calls around it
@@ -300,7 +301,8 @@ def described_op(cause: Cause, frames: list[Frame], phase: str) -> str:
 def frames_of(cause: Cause) -> list[Frame]:
     """The lines of an operation's code, innermost first, without JAX, Python and
     op.py, whose wrapper surrounds every layer."""
-    frames = [frame for eqn in cause.path for frame in eqn.source_info.traceback.frames]
+    tracebacks = [eqn.source_info.traceback for eqn in cause.path]
+    frames = [frame for traceback in tracebacks if traceback for frame in traceback.frames]
     return [
         Frame(f.file_name, f.line_num, f.function_name)
         for f in frames

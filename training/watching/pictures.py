@@ -160,7 +160,7 @@ def matrix(
     """
     counts = np.asarray(counts, np.float64)
     each = math.ceil(len(counts) / LARGEST)
-    starts = np.arange(0, len(counts), each)
+    starts = range(0, len(counts), each)
     counts = np.add.reduceat(np.add.reduceat(counts, starts, axis=0), starts, axis=1)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1e-30)
     names = names and [str(names[i])[:LONGEST] for i in starts]
@@ -169,7 +169,7 @@ def matrix(
         return framed(shades(shares), max(1, 640 // len(counts)), labels, before)
     texts = {}
     for cell, share in np.ndenumerate(shares):
-        texts[cell] = f"{100 * share:.1f}" if normalized else short(counts[cell])
+        texts[cell] = f"{100 * share:.1f}" if normalized else short(float(counts[cell]))
     side = max(44, 12 + 2 * BROAD * max(map(len, texts.values())))
     sheet = framed(shades(shares), side, labels, before)
     for (row, column), text in texts.items():

@@ -92,8 +92,9 @@ class Publisher:
         if not (channels := self.channels_for("histogram")):
             return
         copy = self.attempt(f"histogram {name}", f"at step {step}", flat_copy, values)
-        for channel in channels if copy is not None else ():
-            channel.put("histogram", step, name, copy, size=copy.nbytes)
+        if copy is not None:
+            for channel in channels:
+                channel.put("histogram", step, name, copy, size=copy.nbytes)
 
     def text(self, step: int, name: str, text: object) -> None:
         """Publish a text."""
@@ -228,25 +229,23 @@ class Picture:
     """A copy of a picture, encoded once, by the first thread that needs it."""
 
     def __init__(self, picture: Any, encode: Callable[[np.ndarray], bytes | None]) -> None:
-        self.lock, self.encode, self.bytes, self.array = threading.Lock(), encode, None, None
+        self.lock, self.encode = threading.Lock(), encode
         if hasattr(picture, "savefig"):  # drawn now, since its owner may change or close it
             file = io.BytesIO()
             picture.savefig(file, format="png")
             picture = file.getvalue()
-        if not isinstance(picture, bytes):
-            self.array = np.array(picture)
-        elif picture.startswith(b"\x89PNG"):
-            self.bytes = picture
-        else:
+        content = picture if isinstance(picture, bytes) else np.array(picture)
+        if isinstance(content, bytes) and not content.startswith(b"\x89PNG"):
             raise ValueError("these bytes are not a PNG file")
-        self.size = len(self.bytes) if self.bytes else self.array.nbytes
+        self.size = len(content) if isinstance(content, bytes) else content.nbytes
+        self.content: bytes | np.ndarray | None = content
 
     def png(self) -> bytes | None:
         """The bytes of a PNG file, or None if the encoding failed."""
         with self.lock:
-            if self.array is not None:
-                self.bytes, self.array = self.encode(self.array), None
-            return self.bytes
+            if isinstance(self.content, np.ndarray):
+                self.content = self.encode(self.content)
+            return self.content
 
 
 class PictureFiles:

@@ -15,12 +15,14 @@ from jaxtyping import Array, Bool, Int
 
 from training.loss import along
 from training.metrics import classes
+from training.watching.pictures import Picture, as_picture
 from training.watching.view import View
 from utils import RunError, UserError
 from utils.files import MOST_LINES, append, atomic_write, parse_json, read_file
 
 logger = logging.getLogger("main")
 
+ARRAYS = (jax.Array, np.ndarray)
 FIX = "remove it from `callbacks`, or check what the model and the dataset return"
 
 
@@ -33,7 +35,7 @@ def class_label(
     if isinstance(target, dict) and target.keys() == {"target", "weight"}:
         label, valid = class_label(name, output, target["target"])
         return jnp.where(along(target["weight"], label) == 0, -1, label), valid
-    if not all(isinstance(a, jax.Array | np.ndarray) for a in (output, target)):
+    if not (isinstance(output, ARRAYS) and isinstance(target, ARRAYS)):
         raise UserError(f"{needed} an output or a target is a nest of arrays; {FIX}")
     integers = jnp.issubdtype(target.dtype, jnp.integer) and output.ndim
     integers = integers and target.shape == output.shape[:-1]
@@ -64,6 +66,14 @@ def named(label: int | None, names: Sequence[str] | None) -> str:
 def names_of_classes(view: View) -> dict[str, list[str]]:
     """{"classes": their names} for a file in pictures/; empty if they are unknown."""
     return {"classes": list(view.classes)} if view.classes else {}
+
+
+def pictures_of(name: str, images: Sequence[np.ndarray]) -> list[Picture]:
+    """The images that a model has made as pictures; refuses what does not have their shape."""
+    pictures = [picture for x in images if (picture := as_picture(x)) is not None]
+    if len(pictures) < len(images):
+        raise UserError(f"{name}: the model makes {list(images[0].shape)}, not images")
+    return pictures
 
 
 def check_sets(name: str, sets: tuple[str, ...] | None, view: View) -> None:

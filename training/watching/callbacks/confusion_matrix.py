@@ -1,5 +1,6 @@
 """How often each class is predicted for each label."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -47,9 +48,13 @@ def pairs(output: Any, target: Any) -> dict[str, Array]:
     return {"counts": actual.T @ predicted, "invalid": ~valid}
 
 
+@dataclass
 class ConfusionMatrix:
-    def __init__(self, normalized: bool, sets: tuple[str, ...] | None, every: Every | None) -> None:
-        self.normalized, self.sets, self.every = normalized, sets, every
+    normalized: bool
+    sets: tuple[str, ...] | None
+    every: Every | None
+
+    def __post_init__(self) -> None:
         self.metrics = {"confusion_matrix": tracked(pairs, mode="SUM", phase="EVAL")}
 
     def on_start(self, run: View) -> None:

@@ -1,6 +1,7 @@
 """Let a model that is trained to make images make some while it is trained."""
 
 import logging
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +12,8 @@ from model.base import Model
 from model.diffusion import class_count, sees_noise
 from training.base import Callback
 from training.observers import EVERY_EPOCH, Every
-from training.watching.callbacks.common import named
-from training.watching.pictures import as_picture, grid, png
+from training.watching.callbacks.common import named, pictures_of
+from training.watching.pictures import grid, png
 from training.watching.view import View
 from utils import UserError
 from utils.forms import Count, CountOrZero, NonNegative, checked
@@ -47,11 +48,12 @@ def draw_samples(
     return Callback(DrawSamples(labels, each, options, every))
 
 
+@dataclass
 class DrawSamples:
-    def __init__(
-        self, labels: tuple[int, ...], each: int, options: dict[str, Any], every: Every
-    ) -> None:
-        self.labels, self.each, self.options, self.every = labels, each, options, every
+    labels: tuple[int, ...]
+    each: int
+    options: dict[str, Any]
+    every: Every
 
     def check(self, model: Model, data: Any) -> None:
         if not sees_noise(model):
@@ -59,6 +61,7 @@ class DrawSamples:
                 "draw_samples: the model makes no images; it needs one such as unet, trained by "
                 "the objective denoising_diffusion"
             )
+        assert model.inputs  # it sees noise
         if "label" not in model.inputs() and max(self.labels) >= 0:
             fix = "pass -1 for each image, as [-1, -1]"
             raise UserError(f"draw_samples: labels: the model knows no classes; {fix}")
@@ -84,9 +87,7 @@ class DrawSamples:
             classes = ", ".join(map(str, sorted({int(label) for label in labels[broken]})))
             message = "draw_samples: pixels are NaN for the labels %s; does the data have them?"
             logger.warning(message, classes)
-        pictures = [as_picture(self.in_unit(image)) for image in images]
-        if any(picture is None for picture in pictures):
-            raise UserError(f"draw_samples: the model makes {list(images[0].shape)}, not images")
+        pictures = pictures_of("draw_samples", [self.in_unit(image) for image in images])
         if len(self.labels) > 1:
             names = [named(label, view.classes) if label >= 0 else "any" for label in labels]
             sheet = grid(pictures, columns=len(self.labels), captions=names)

@@ -1,5 +1,6 @@
 """Stop the run when a metric no longer improves."""
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from training.base import Callback
@@ -26,12 +27,13 @@ def early_stopping(
     return Callback(EarlyStopping(monitor, mode, patience, min_delta, restore_best))
 
 
+@dataclass
 class EarlyStopping:
-    def __init__(
-        self, monitor: str, mode: str, patience: int, min_delta: float, restore_best: bool
-    ) -> None:
-        self.monitor, self.mode, self.patience, self.min_delta = monitor, mode, patience, min_delta
-        self.restore_best = restore_best
+    monitor: str
+    mode: str
+    patience: int
+    min_delta: float
+    restore_best: bool
 
     def sign(self) -> int:
         """1 if lower values of the metric are better, -1 if higher ones are."""

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from training.base import Callback
@@ -32,12 +33,14 @@ def gradient_spike_monitor(
     return Callback(GradientSpikeMonitor(ema_decay, threshold, warmup))
 
 
+@dataclass
 class GradientSpikeMonitor:
     needs = ("gradient_norm", "per_step")
     late = True
 
-    def __init__(self, decay: float, threshold: float, warmup: int) -> None:
-        self.decay, self.threshold, self.warmup = decay, threshold, warmup
+    decay: float
+    threshold: float
+    warmup: int
 
     def on_start(self, view: View) -> None:
         self.memory = {"step": 0, "seen": 0, "average": 0.0}

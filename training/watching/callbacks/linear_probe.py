@@ -3,7 +3,8 @@ its features."""
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -18,6 +19,10 @@ from utils import UserError
 from utils.forms import Count, NonNegative, checked
 
 logger = logging.getLogger("main")
+
+Classifier: TypeAlias = Callable[
+    [Float[np.ndarray, "examples features"]], Int[np.ndarray, "examples"]
+]
 
 
 @checked
@@ -39,18 +44,14 @@ def linear_probe(
     return Callback(LinearProbe(examples, batch_size, ridge, sets, every))
 
 
+@dataclass
 class LinearProbe:
-    def __init__(
-        self,
-        examples: int,
-        batch_size: int,
-        ridge: float,
-        sets: tuple[str, ...] | None,
-        every: Every | None,
-    ) -> None:
-        self.examples, self.batch_size, self.ridge = examples, batch_size, ridge
-        self.sets, self.every = sets, every
-        self.fitted = None  # (step, the classifier)
+    examples: int
+    batch_size: int
+    ridge: float
+    sets: tuple[str, ...] | None
+    every: Every | None
+    fitted: tuple[int, Classifier] | None = None  # at which step, and the latest classifier
 
     def reports(self, sets: Sequence[str]) -> list[str]:
         return [f"{name}_probe_accuracy" for name in sets if name in (self.sets or sets)]
@@ -106,8 +107,8 @@ class LinearProbe:
 
 def fitted(
     x: Float[np.ndarray, "examples features"], y: Int[np.ndarray, "examples"], ridge: float
-) -> Callable[[Float[np.ndarray, "others features"]], Int[np.ndarray, "others"]]:
-    """The function from features to classes that fits x, (n, features), and y, (n,), best."""
+) -> Classifier:
+    """The linear classifier that fits best."""
     mean, std = x.mean(0), x.std(0) + 1e-6
     centred = (x - mean) / std
     targets = np.eye(y.max() + 1)[y]

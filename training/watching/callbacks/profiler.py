@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -28,10 +29,12 @@ def profiler(
     return Callback(Profiler(first_step, n_steps, every_n_minutes))
 
 
+@dataclass
 class Profiler:
-    def __init__(self, first_step: int, n_steps: int, every_n_minutes: float | None) -> None:
-        self.first_step, self.n_steps, self.every_n_minutes = first_step, n_steps, every_n_minutes
-        self.began = None  # the step at which the open trace began
+    first_step: int
+    n_steps: int
+    every_n_minutes: float | None
+    began: int | None = None  # the step at which the open trace began
 
     def on_start(self, run: View) -> None:
         self.began, self.every = None, {}

@@ -1,6 +1,7 @@
 """Reduce all updates when a metric no longer improves."""
 
 import logging
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from training.base import Callback
@@ -34,21 +35,17 @@ def reduce_on_plateau(
     return Callback(ReduceOnPlateau(monitor, mode, *numbers))
 
 
+@dataclass
 class ReduceOnPlateau:
     lowers_rate = True
 
-    def __init__(
-        self,
-        monitor: str,
-        mode: str,
-        factor: float,
-        patience: int,
-        min_delta: float,
-        cooldown: int,
-        min_scale: float,
-    ) -> None:
-        self.monitor, self.mode, self.factor, self.patience = monitor, mode, factor, patience
-        self.min_delta, self.cooldown, self.min_scale = min_delta, cooldown, min_scale
+    monitor: str
+    mode: str
+    factor: float
+    patience: int
+    min_delta: float
+    cooldown: int
+    min_scale: float
 
     def sign(self) -> int:
         """1 if lower values of the metric are better, -1 if higher ones are."""

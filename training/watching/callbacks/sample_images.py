@@ -4,6 +4,7 @@ import base64
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -58,13 +59,16 @@ def prediction(output: Any, target: Any) -> dict[str, Array]:
     return measured | {"predicted": predicted, "label": label.astype(jnp.int32)}
 
 
+@dataclass
 class SampleImages:
-    def __init__(
-        self, count: int, worst: int, sets: tuple[str, ...] | None, every: Every | None
-    ) -> None:
-        self.count, self.worst, self.sets, self.every = count, worst, sets, every
+    count: int
+    worst: int
+    sets: tuple[str, ...] | None
+    every: Every | None
+
+    def __post_init__(self) -> None:
         rule = tracked(prediction, mode="CONCAT", phase="EVAL")
-        self.metrics = {"sample_images": rule} if worst else {}
+        self.metrics = {"sample_images": rule} if self.worst else {}
 
     def on_start(self, view: View) -> None:
         self.logged = set()  # the sets for which the log has a reason why they are not shown
@@ -118,8 +122,8 @@ class SampleImages:
             self.log_once(name, "comes in batches, so no single example can be shown")
         if not items:
             return []
-        pictures = [picture_in(item) for item in items]
-        if any(picture is None for picture in pictures):
+        pictures = [picture for item in items if (picture := picture_in(item)) is not None]
+        if len(pictures) < len(items):
             form = ", ".join(f"{x.dtype}{list(x.shape)}" for x in inputs_of(items[0]))
             self.log_once(name, f"holds no images ({form}), so none are shown")
             return []

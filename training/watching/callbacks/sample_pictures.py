@@ -1,5 +1,6 @@
 """Show the pictures that a model makes from noise."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -8,7 +9,8 @@ import numpy as np
 from model.base import Model
 from training.base import Callback
 from training.observers import EVERY_EPOCH, Every
-from training.watching.pictures import as_picture, grid, png
+from training.watching.callbacks.common import pictures_of
+from training.watching.pictures import grid, png
 from training.watching.view import View
 from utils import UserError
 from utils.forms import Count, CountOrZero, checked
@@ -26,9 +28,11 @@ def sample_pictures(
     return Callback(SamplePictures(count, seed, every))
 
 
+@dataclass
 class SamplePictures:
-    def __init__(self, count: int, seed: int, every: Every) -> None:
-        self.count, self.seed, self.every = count, seed, every
+    count: int
+    seed: int
+    every: Every
 
     def check(self, model: Model, data: Any) -> None:
         """Refuse a model that does not make pictures from noise."""
@@ -44,5 +48,5 @@ class SamplePictures:
     def on_steps(self, view: View) -> None:
         noise = np.random.default_rng(self.seed).normal(size=(self.count, *self.shape))
         made = np.asarray(view.apply(noise.astype(np.float32)))
-        pictures = [as_picture(np.clip(one, 0, 1)) for one in made]
+        pictures = pictures_of("sample_pictures", [*np.clip(made, 0, 1)])
         view.publish.image(view.step, "samples", png(grid(pictures, scale=2)))

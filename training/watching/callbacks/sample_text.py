@@ -2,10 +2,10 @@
 
 import json
 import logging
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
-from jaxtyping import Int
 
 from data_loader.base import Tokenizer
 from data_loader.tokenizers.saved import first_tokens
@@ -54,18 +54,14 @@ def sample_text(
     return Callback(SampleText(prompts, tokens, sampling, seed, every, tokenizer))
 
 
+@dataclass
 class SampleText:
-    def __init__(
-        self,
-        prompts: tuple[str, ...],
-        tokens: int,
-        sampling: Sampling,
-        seed: int,
-        every: Every,
-        tokenizer: Tokenizer | None,
-    ) -> None:
-        self.prompts, self.tokens, self.sampling, self.seed = prompts, tokens, sampling, seed
-        self.every, self.own_tokenizer = every, tokenizer
+    prompts: tuple[str, ...]
+    tokens: int
+    sampling: Sampling
+    seed: int
+    every: Every
+    own_tokenizer: Tokenizer | None
 
     def on_start(self, view: View) -> None:
         self.memory = {"step": -1}  # the last step after which the model wrote
@@ -78,20 +74,21 @@ class SampleText:
 
     def prepare(self, model: Model, tokenizer: Tokenizer | None) -> None:
         """Refuse a model that cannot write, and prompts that cannot be read."""
-        self.tokenizer = self.own_tokenizer or tokenizer
-        if self.tokenizer is None:
+        tokenizer = self.own_tokenizer or tokenizer
+        if tokenizer is None:
             raise UserError(
                 "sample_text: the data has no tokenizer, so no prompt can be read; name the "
                 "`tokenizer` of the data, or give sample_text one as its `tokenizer`"
             )
-        self.sampling = self.sampling._replace(vocab_size=self.tokenizer.vocab_size)
+        self.tokenizer = tokenizer
+        self.sampling = self.sampling._replace(vocab_size=tokenizer.vocab_size)
         self.starts = [self.start(*pair) for pair in enumerate(self.prompts)]
         try:
             check(self.starts, context_of(model), self.sampling)
         except ValueError as error:
             raise UserError(f"sample_text: {error}") from error
 
-    def start(self, i: int, prompt: str) -> Int[np.ndarray, "tokens"]:
+    def start(self, i: int, prompt: str) -> np.ndarray | list[int]:
         """The tokens of one prompt."""
         try:
             return first_tokens(self.tokenizer, prompt)

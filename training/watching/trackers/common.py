@@ -15,7 +15,7 @@ from utils import UserError
 from utils.files import MOST_LINES, read_file
 
 if TYPE_CHECKING:
-    from PIL.PngImagePlugin import PngImageFile
+    from PIL.ImageFile import ImageFile
 
 BINS = 64
 # What the run itself writes into its folder: names of files and folders, and beginnings of names.
@@ -70,7 +70,7 @@ def flattened(config: Any, prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def opened(png: bytes) -> "PngImageFile":
+def opened(png: bytes) -> "ImageFile":
     """A picture of Pillow."""
     from PIL import Image
 

@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from training.base import Tracker
@@ -45,16 +46,15 @@ def mlflow(
     return Tracker(Mlflow(experiment, name, tags, uri))
 
 
+@dataclass
 class Mlflow:
     """A small file in the run's folder holds the id that the run has at MLflow. MLflow has no
     histograms, so they are left out."""
 
-    def __init__(
-        self, experiment: str | None, name: str | None, tags: tuple[str, ...], uri: str | None
-    ) -> None:
-        self.experiment, self.name, self.uri = experiment, name, uri
-        self.tags = dict(tag.partition("=")[::2] for tag in tags)
-        self.step = 0
+    experiment: str | None
+    name: str | None
+    tags: tuple[str, ...]
+    uri: str | None
 
     def start(self, about: About) -> None:
         # MLflow reports its use to its makers unless this is set before it is imported; and its
@@ -77,9 +77,10 @@ class Mlflow:
             except MlflowException:
                 if not is_missing(self.client, self.id):
                     raise
-        name = self.name or about.folder.name
         self.id = self.client.create_run(
-            self.experiment_id(about.title), run_name=name, tags=self.tags
+            self.experiment_id(about.title),
+            run_name=self.name or about.folder.name,
+            tags={name: value for name, _, value in (tag.partition("=") for tag in self.tags)},
         ).info.run_id
         atomic_write(id_file, f"{self.id}\n".encode())
         self.log_config(about.config)

@@ -79,19 +79,25 @@ class TensorBoard:
 
     def summary(self, step: int, *values: dict[str, Any]) -> None:
         """Write values of a step."""
-        from tensorboardX.proto.summary_pb2 import Summary
+        from tensorboardX.proto.summary_pb2 import (  # made by protobuf
+            Summary,  # pyright: ignore[reportAttributeAccessIssue]
+        )
 
         self.write(step, summary=Summary(value=[Summary.Value(**value) for value in values]))
 
     def void_from(self, step: int) -> None:
         """Make readers discard what was written for this step and later ones."""
-        from tensorboardX.proto.event_pb2 import SessionLog
+        from tensorboardX.proto.event_pb2 import (  # made by protobuf
+            SessionLog,  # pyright: ignore[reportAttributeAccessIssue]
+        )
 
         self.write(step, session_log=SessionLog(status=SessionLog.START))
 
     def write(self, step: int, **content: Any) -> None:
         """Append a record: the length and the event, each followed by its checksum."""
-        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.event_pb2 import (  # made by protobuf
+            Event,  # pyright: ignore[reportAttributeAccessIssue]
+        )
         from tensorboardX.record_writer import masked_crc32c
 
         event = Event(wall_time=time(), step=step, **content).SerializeToString()

@@ -1,5 +1,6 @@
 """Log a run to Trackio, whose dashboard runs on this machine: trackio show"""
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
@@ -36,13 +37,14 @@ def trackio(
     return Tracker(Trackio(project, name, group, space))
 
 
+@dataclass
 class Trackio:
     """The name of a run in its project is the name of its folder."""
 
-    def __init__(
-        self, project: str | None, name: str | None, group: str | None, space: str | None
-    ) -> None:
-        self.project, self.name, self.group, self.space = project, name, group, space
+    project: str | None
+    name: str | None
+    group: str | None
+    space: str | None
 
     def start(self, about: About) -> None:
         import trackio

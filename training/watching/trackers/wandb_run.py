@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -63,31 +64,28 @@ def wandb(
     return Tracker(Wandb(project, name, group, entity, tags, id, resume, mode))
 
 
+@dataclass
 class Wandb:
     """A small file in the run's folder holds the id that the run has at Weights & Biases."""
 
-    def __init__(
-        self,
-        project: str | None,
-        name: str | None,
-        group: str | None,
-        entity: str | None,
-        tags: tuple[str, ...],
-        id: str | None,
-        resume: Literal["allow", "must", "never"],
-        mode: Literal["online", "offline", "disabled"] | None,
-    ) -> None:
-        self.project, self.name, self.id = project, name, id
-        self.resume, self.mode = resume, mode
-        self.options = {"group": group, "entity": entity, "tags": tags or None}
+    project: str | None
+    name: str | None
+    group: str | None
+    entity: str | None
+    tags: tuple[str, ...]
+    id: str | None
+    resume: Literal["allow", "must", "never"]
+    mode: Literal["online", "offline", "disabled"] | None
 
     def start(self, about: About) -> None:
         import wandb
 
         refuse_without_login(self.mode)
         self.run = wandb.init(
-            **self.options,
             name=self.name or about.folder.name,
+            group=self.group,
+            entity=self.entity,
+            tags=self.tags or None,
             project=self.project or os.environ.get("WANDB_PROJECT") or about.title,
             config=flattened(about.config),
             id=self.id or self.saved_id(about.folder / ID_FILE) or id_of(about),
