@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from search.samplers import Optuna, planned, to_check
-from search.spec import Spec
+from search.spec import Optuna, Spec, planned, to_check
 from search.sweep_folder import TOGETHER, Sweep, Trial, name_of, with_values
 from utils import UserError, first_line
 from wiring.build import build

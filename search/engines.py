@@ -54,7 +54,7 @@ class OnRay:
 
         gpus = ray.cluster_resources().get("GPU", 0) // workers
         actor: Any = ray.remote(Remote)  # Ray changes the methods of a class
-        self.ray = ray
+        self.ray: Any = ray  # its modules are attributes only at run time
         self.remote = actor.options(num_cpus=1, num_gpus=gpus).remote(command, os.getcwd())
         self.reply, self.returncode = self.remote.poll.remote(), None
 

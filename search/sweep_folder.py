@@ -18,8 +18,7 @@ from statistics import fmean, stdev
 from typing import Any, Literal, NamedTuple
 
 from search.claims import create
-from search.samplers import Optuna, planned
-from search.spec import Spec, parse_spec
+from search.spec import Optuna, Spec, parse_spec, planned
 from training.checkpoint.run_folder import FINISHED, flat
 from training.report.read import Metrics, read_metrics
 from utils import UserError, cut, first_line, printable, quoted

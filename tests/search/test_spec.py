@@ -9,8 +9,7 @@ import pytest
 
 import sweep
 from search.checks import checked_sweep
-from search.samplers import Optuna, planned, to_check
-from search.spec import parse_spec, read_spec
+from search.spec import Optuna, parse_spec, planned, read_spec, to_check
 from tests.processes import captured
 from tests.test_resume import SMALL
 from utils import UserError

@@ -44,7 +44,7 @@ def class_label(
         found = f"the output of an example has the shape {output.shape} and its target is {form}"
         raise UserError(f"{needed} {found}; {FIX}")
     if integers:
-        return target.astype(jnp.int32), jnp.bool_(True)
+        return jnp.asarray(target, jnp.int32), jnp.bool_(True)
     valid = (target >= 0).all() & (jnp.abs(target.sum(axis=-1) - 1) < 1e-2).all()
     return classes(output, target), valid
 

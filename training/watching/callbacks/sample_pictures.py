@@ -36,7 +36,8 @@ class SamplePictures:
 
     def check(self, model: Model, data: Any) -> None:
         """Refuse a model that does not make pictures from noise."""
-        spec = model.inputs() if getattr(model, "inputs", None) else None
+        inputs = getattr(model, "inputs", None)
+        spec = inputs() if inputs else None
         if not isinstance(spec, jax.ShapeDtypeStruct):
             why = "the model does not make pictures from noise, as `gan` does"
             raise UserError(f"sample_pictures: {why}")
