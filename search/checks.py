@@ -82,7 +82,8 @@ def check_trials(
     them are checked by shapes once."""
     from training.commands.start import checked_recipe, sizes_of
 
-    found, seen, first, folders = {}, set(), None, look_in(file.parent)
+    problems: dict[str, list[int]] = {}  # {line: the trials that have it}
+    checked_shapes, first, folders = set(), None, look_in(file.parent)
     for number, values in enumerate(all_values):
         shapes = json.dumps([None if isinstance(v, float) else v for v in values.values()])
         try:
@@ -90,18 +91,18 @@ def check_trials(
             parts = build(config_of_trial, file.name, trusted, folders)
             if parts.beyond:
                 raise UserError("\n".join(parts.beyond))
-            if shapes not in seen:
+            if shapes not in checked_shapes:
                 recipe, _ = checked_recipe(parts)
                 first = first or (recipe, sizes_of(parts))
-                seen.add(shapes)
+                checked_shapes.add(shapes)
         except UserError as error:
             for line in str(error).splitlines():
-                found.setdefault(line, []).append(number)
-    if not found:
+                problems.setdefault(line, []).append(number)
+    if not problems:
         assert first is not None  # since there are values
         return first
     lines = []
-    for line, numbers in found.items():
+    for line, numbers in problems.items():
         names = ", ".join(map(name_of, numbers[:NAMED]))
         more = f" and {len(numbers) - NAMED} more" if len(numbers) > NAMED else ""
         everywhere = len(numbers) == len(all_values) or spec.how == "optuna"

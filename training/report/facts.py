@@ -185,7 +185,8 @@ def files(run: Run, target: Path) -> Html:
     paths = [p for p in paths if not p.name.startswith(".") and realpath(p) != hidden]
     for path in paths[:FILES]:
         name = f"{path.relative_to(run.folder)}{'/' * path.is_dir()}"
-        rows.append([link(path, name, target), size(path)])
+        size = format_bytes(path.stat().st_size) if path.is_file() else None
+        rows.append([link(path, name, target), size])
     more = note(f"and {len(paths) - FILES} more") if len(paths) > FILES else None
     return section("Files", table(["file", "size"], rows), more)
 
@@ -194,10 +195,3 @@ def link(path: Path, text: str, target: Path) -> Html:
     """A relative link, so that it still works after the whole folder is moved."""
     relative = Path(relative_path(path, target.parent)).as_posix()
     return tag("a", text, href=quote(f"./{relative}", errors="surrogateescape"))
-
-
-def size(path: Path) -> str | None:
-    try:
-        return format_bytes(path.stat().st_size) if path.is_file() else None
-    except OSError:
-        return None

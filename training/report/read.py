@@ -82,12 +82,12 @@ class Metrics:
 
     def by_metric(self) -> dict[str, list[str]]:
         """{metric: [its sets]}, the loss first."""
-        found = {"loss": []}
+        sets_of = {"loss": []}
         for set_name in self.sets():
             for name in self.names():
                 if name.startswith(f"{set_name}_") and "/" not in name:
-                    found.setdefault(name.split("_", 1)[1], []).append(set_name)
-        return {metric: sets for metric, sets in found.items() if sets}
+                    sets_of.setdefault(name.split("_", 1)[1], []).append(set_name)
+        return {metric: sets for metric, sets in sets_of.items() if sets}
 
     def pairs(self) -> list[tuple[str, str]]:
         """[(set, metric)], the loss first."""

@@ -266,7 +266,7 @@ def pictures(run: Run) -> Html | None:
         fault = "pictures is a link, which is not followed"
         return section("Pictures", tag("p.problem", fault))
     paths = [path for path in picture_files(run.folder, "*.png") if not is_elsewhere(path)]
-    newest = sorted(paths, key=changed, reverse=True)[:SHOWN]
+    newest = sorted(paths, key=lambda path: path.lstat().st_mtime_ns, reverse=True)[:SHOWN]
     figures, left = [], BYTES
     for path in sorted(newest):
         content = beginning(path)
@@ -281,11 +281,3 @@ def pictures(run: Run) -> Html | None:
 def is_elsewhere(path: Path) -> bool:
     """Whether another part of the page shows a picture, from its numbers where it has some."""
     return path.name == "first_batch.png" or path.with_suffix(".json").exists()
-
-
-def changed(path: Path) -> int:
-    """When a file was written; 0 if it is gone."""
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return 0

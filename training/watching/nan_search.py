@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FunctionType
 from typing import Any, NamedTuple, TypeAlias
 from typing import Literal as OneOf
 
@@ -117,7 +116,8 @@ def first_bad_op(
     if cause.name:
         return described_argument(cause)
     frames = frames_of(cause)
-    if frames and is_in(frames[0], distribution):
+    of_labels = distribution.__code__.co_filename, distribution.__qualname__
+    if frames and (frames[0].file, frames[0].function) == of_labels:
         return described_label(cause, batch, valid)
     return described_op(cause, frames, phase(cause, bad is loss.cause))
 
@@ -327,11 +327,6 @@ def code_places(frames: list[Frame]) -> str:
             shown[-1] += f" (`{linecache.getline(file, line).strip()}`)"
         before = file
     return ", called from ".join(shown) or "no line of Python code"
-
-
-def is_in(frame: Frame, function: FunctionType) -> bool:
-    """Whether a frame belongs to this function of the toolkit."""
-    return (frame.file, frame.function) == (function.__code__.co_filename, function.__qualname__)
 
 
 def summary(array: Array) -> str:

@@ -164,7 +164,9 @@ def matrix(
     counts = np.add.reduceat(np.add.reduceat(counts, starts, axis=0), starts, axis=1)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1e-30)
     names = names and [str(names[i])[:LONGEST] for i in starts]
-    labels, before = names or [str(i) for i in starts], margin(names)
+    labels = names or [str(i) for i in starts]
+    # The pixels before the cells, where the labels of an axis are.
+    before = max(BEFORE, 34 + 2 * BROAD * max(map(len, labels))) if names else BEFORE
     if len(counts) > NUMBERED:
         return framed(shades(shares), max(1, 640 // len(counts)), labels, before)
     texts = {}
@@ -193,11 +195,6 @@ def shades(shares: Float[np.ndarray, "classes classes"]) -> UInt8[np.ndarray, "c
     right = np.eye(len(shares), dtype=bool)[..., None]
     strength = shares[..., None] ** np.where(right, 0.5, 0.35)
     return np.rint(255 + (np.where(right, RIGHT, WRONG) - 255) * strength).astype(np.uint8)
-
-
-def margin(names: Sequence[str] | None) -> int:
-    """The pixels before the cells, where the labels of an axis are."""
-    return max(BEFORE, 34 + 2 * BROAD * max(map(len, names))) if names else BEFORE
 
 
 def framed(

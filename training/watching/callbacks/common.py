@@ -93,9 +93,11 @@ def after_evaluation(memory: dict[str, Any], value: float, min_delta: float) -> 
     return memory | {"waited": memory["waited"] + 1}
 
 
-def is_measured(monitor: str, row: dict[str, Any]) -> bool:
-    """Whether a row of an epoch, or of an evaluation within one, has the monitored metric."""
-    return monitor in row and bool(row.get("end_of_epoch") or row.get("evaluation"))
+def monitored(monitor: str, sign: int, row: dict[str, Any]) -> float | None:
+    """The value of a metric in a row of an epoch, or of an evaluation within one, with a sign by
+    which low is good; None if it was not measured there."""
+    is_whole = row.get("end_of_epoch") or row.get("evaluation")
+    return sign * row[monitor] if is_whole and monitor in row else None
 
 
 def is_held_out(name: str, sets: tuple[str, ...] | None) -> bool:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from training.base import Callback
 from training.options import monitor_for, sign_of
-from training.watching.callbacks.common import after_evaluation, is_measured
+from training.watching.callbacks.common import after_evaluation, monitored
 from training.watching.view import View
 from utils.forms import Count, NonNegative, checked
 
@@ -44,8 +44,8 @@ class EarlyStopping:
 
     def on_row(self, run: View, row: dict[str, Any]) -> dict[str, bool] | None:
         monitor = monitor_for(self.monitor, run.sets, "test_loss")
-        if not is_measured(monitor, row):
+        value = monitored(monitor, self.sign(), row)
+        if value is None:
             return None
-        value = self.sign() * row[monitor]
         self.memory = after_evaluation(self.memory, value, self.min_delta)
         return {"stop": self.memory["waited"] >= self.patience}

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from training.base import Callback
 from training.options import monitor_for, sign_of
-from training.watching.callbacks.common import after_evaluation, is_measured
+from training.watching.callbacks.common import after_evaluation, monitored
 from training.watching.view import View
 from utils.forms import Count, CountOrZero, NonNegative, Share, between_0_and_1, checked
 
@@ -56,9 +56,9 @@ class ReduceOnPlateau:
 
     def on_row(self, run: View, row: dict[str, Any]) -> dict[str, float] | None:
         monitor = monitor_for(self.monitor, run.sets, "test_loss")
-        if not is_measured(monitor, row):
+        value = monitored(monitor, self.sign(), row)
+        if value is None:
             return None
-        value = self.sign() * row[monitor]
         now = after_evaluation(self.memory, value, self.min_delta)
         if now["cooling"]:
             now |= {"cooling": now["cooling"] - 1, "waited": 0}
