@@ -52,7 +52,7 @@ class Trial:
     def over(self) -> bool:
         return self.finished or self.failed is not None
 
-    def score(self, epochs: float = math.inf) -> float | None:
+    def score(self, epochs: float | int = math.inf) -> float | None:
         """The best value up to a number of epochs, or None."""
         return next((value for at, value in reversed(self.scores) if at <= epochs), None)
 
@@ -70,12 +70,12 @@ class Group(NamedTuple):
     def failed(self) -> bool:
         return any(trial.failed is not None for trial in self.trials)
 
-    def scores(self, epochs: float = math.inf) -> list[float]:
+    def scores(self, epochs: float | int = math.inf) -> list[float]:
         """The scores of the trials that came so far before they failed."""
         there = [trial for trial in self.trials if trial.failed is None or trial.epochs >= epochs]
         return [score for trial in there if (score := trial.score(epochs)) is not None]
 
-    def mean(self, epochs: float = math.inf) -> float:
+    def mean(self, epochs: float | int = math.inf) -> float:
         """The mean of the scores; NaN without any."""
         return fmean(self.scores(epochs) or [math.nan])
 

@@ -88,7 +88,7 @@ def table(
 # Numbers as readable text.
 
 
-def plain(value: float | None) -> str:
+def plain(value: float | int | None) -> str:
     """A number as short as is readable: 0.9612, 24,900, 3e-05."""
     if value is None or math.isnan(value):
         return "\N{EM DASH}"
@@ -101,7 +101,7 @@ def plain(value: float | None) -> str:
     return f"{value:.3g}" if size < 0.1 else f"{value:.{digits}f}"
 
 
-def duration(seconds: float) -> str:
+def duration(seconds: float | int) -> str:
     """A time in its two largest units: 22.9 s, 3 min 20 s, 2 h 14 min."""
     if seconds < 60:
         return f"{seconds:.3g} s"

@@ -7,7 +7,7 @@ import math
 import struct
 import zlib
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float, UInt8
@@ -58,7 +58,7 @@ def png(array: ArrayLike) -> bytes:
     return file
 
 
-def as_picture(x: ArrayLike) -> Picture | None:
+def as_picture(x: Any) -> Picture | None:
     """An example as uint8 (H, W) or (H, W, 3), or None if it does not have an image's shape."""
     try:
         x = np.asarray(x)
@@ -130,7 +130,7 @@ def text_mask(text: str, size: int = 1) -> Bool[np.ndarray, "height width"]:
 def write(
     sheet: Picture,
     text: str,
-    centre: tuple[float, float],
+    centre: tuple[float | int, float | int],
     size: int = 1,
     colour: Colour = INK,
     upward: bool = False,
