@@ -25,9 +25,8 @@ class Pause:
 
     epoch: int
 
-    def on_start(
-        self, run: "TrainingRun"
-    ) -> dict[str, Any] | None:  # the epoch may have been reached before the sweep was killed
+    def on_start(self, run: "TrainingRun") -> dict[str, Any] | None:
+        # The epoch may have been reached before the sweep was killed.
         return self.on_row(run, {"end_of_epoch": True})
 
     def on_row(self, run: "TrainingRun", row: dict[str, Any]) -> dict[str, Any] | None:

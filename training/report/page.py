@@ -6,6 +6,7 @@ import html
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,6 @@ from utils import UserError
 from utils.files import atomic_write
 
 TEMPLATE = Path(__file__).with_name("page.html")
-
-
 LABELS = ("{run.title}", "{run.name}", "{run.title}/{run.name}", "{run.title}/{run.name} ({i})")
 LENGTHS = {
     "epochs": epochs_done,
@@ -53,8 +52,7 @@ def write_report(
     folders = [folders] if isinstance(folders, str | Path) else list(folders)
     if not folders:
         raise UserError("a report needs at least one run; name its folder: saved/<title>/<run>")
-    runs = [read_run(folder) for folder in folders]
-    label_runs(runs)
+    runs = labelled([read_run(folder) for folder in folders])
     name = "report.html" if len(folders) == 1 else "comparison.html"
     target = Path(target or runs[0].folder / name)
     atomic_write(target, page(runs, target).encode(errors="replace"))
@@ -87,12 +85,11 @@ def document(names: Iterable[str], parts: Iterable[object]) -> str:
 # Several runs: their best values, and how their configs differ.
 
 
-def label_runs(runs: list[Run]) -> None:
-    """Give every run the shortest unique name: its title, its folder's name, or both."""
+def labelled(runs: list[Run]) -> list[Run]:
+    """The runs with the shortest labels that are unique: their titles, their names, or both."""
     kinds = ([label.format(run=run, i=i) for i, run in enumerate(runs, 1)] for label in LABELS)
     labels = next(labels for labels in kinds if len(set(labels)) == len(runs))
-    for run, label in zip(runs, labels, strict=True):
-        run.label = label
+    return [replace(run, label=label) for run, label in zip(runs, labels, strict=True)]
 
 
 def comparison_header(runs: list[Run]) -> Html:
@@ -165,7 +162,7 @@ def leaves(value: object, path: str = "") -> dict[str, Any]:
     """{path.to.key: value}; a list is one value."""
     if not isinstance(value, dict) or not value:
         return {path: value} if path else {}
-    found = {}
+    paths = {}
     for key, inner in value.items():
-        found |= leaves(inner, f"{path}.{key}".lstrip("."))
-    return found
+        paths |= leaves(inner, f"{path}.{key}".lstrip("."))
+    return paths
