@@ -32,8 +32,8 @@ EVERY_50_STEPS = LoggingOptions()
 # {whether a signal ends the run: the seconds that trackers may take to end}
 TRACKERS_SECONDS = {False: 30.0, True: 1.0}
 
-WAITS = 0.3  # of the time that training waits for data
-JUDGED = 10.0  # of training before the share is judged
+MOST_WAITING = 0.3  # the share of the time that training may wait for data
+JUDGED_AFTER = 10.0  # seconds of training
 ADVICE = (
     "make the dataset's __getitem__ or the collate_fn cheaper, or store the examples with "
     "write_records, which worker processes read"
@@ -159,7 +159,7 @@ class Histograms:
 
 
 class WaitingForData:
-    """The observer that logs once if training waits for data for more than WAITS of the time.
+    """The observer that logs once if training waits for data for more than MOST_WAITING of the time.
     Compiling and evaluations do not count; `advice` says what to do."""
 
     late = True
@@ -170,7 +170,7 @@ class WaitingForData:
 
     def on_steps(self, run: Run) -> None:
         seconds, waited = self.clock.seconds, self.clock.waited
-        if self.logged or seconds < JUDGED or waited < WAITS * seconds:
+        if self.logged or seconds < JUDGED_AFTER or waited < MOST_WAITING * seconds:
             return
         self.logged = True
         share = 100 * min(waited / seconds, 1)
