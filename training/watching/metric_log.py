@@ -159,8 +159,8 @@ class Histograms:
 
 
 class WaitingForData:
-    """The observer that logs once if training waits for data for more than MOST_WAITING of the time.
-    Compiling and evaluations do not count; `advice` says what to do."""
+    """The observer that logs once if training waits too much for data. Compiling and evaluations do
+    not count; `advice` says what to do."""
 
     late = True
 
