@@ -9,7 +9,9 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from utils import DONE, UserError, echo, open_closed_streams, quoted, run_command
 from utils.files import check_links, read_json
@@ -18,15 +20,18 @@ from wiring.vary import of_replica
 
 ROOT = Path(__file__).resolve().parent
 
+if TYPE_CHECKING:
+    from search.sweep_folder import Sweep
 
-def main(argv=None):
+
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; a mistake of the user's ends in one message and an exit code."""
     open_closed_streams()
     arguments = parse(argv)
     return run_command(lambda: run(arguments))
 
 
-def parse(argv):
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train many trials of a config, and compare them.")
     add = parser.add_argument
     add("spec", nargs="?", help="the JSON file that says which keys vary, and over which values")
@@ -54,7 +59,7 @@ def parse(argv):
     return arguments
 
 
-def run(arguments):
+def run(arguments: argparse.Namespace) -> int:
     """Do what the arguments of the command line request."""
     from search.sweep_folder import read_sweep
     from training.devices.signals import end_at_signals
@@ -95,7 +100,7 @@ def run(arguments):
     return train_all(arguments, sweep, trusted)
 
 
-def best_config(sweep):
+def best_config(sweep: "Sweep") -> dict[str, Any]:
     """The resolved config of the best trial, to train with it again as a run of its own. Of trials
     that differ only in their seed, it is the first one."""
     group = sweep.ranked()[0] if sweep.trials else None
@@ -111,7 +116,7 @@ def best_config(sweep):
     return override(config, f"checkpoint.dir={json.dumps(base)}")
 
 
-def train_all(arguments, sweep, trusted):
+def train_all(arguments: argparse.Namespace, sweep: "Sweep", trusted: bool) -> int:
     """Train what is left of a sweep, in its folder, and write the comparison."""
     from search import engines, loop
     from search.page import write_page
@@ -136,7 +141,7 @@ def train_all(arguments, sweep, trusted):
     return code
 
 
-def train_trial(arguments):
+def train_trial(arguments: argparse.Namespace) -> NoReturn:
     """--trial: what the processes of a sweep run, and those of an array of SLURM."""
     import gc
 

@@ -3,10 +3,12 @@ whether the trials can be the replicas of one run (training.vary), as one progra
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from search.samplers import planned, sampler_of, to_check
+from search.spec import Optuna, Spec, planned, to_check
 from search.sweep_folder import TOGETHER, Sweep, Trial, name_of, with_values
 from utils import UserError, first_line
 from wiring.build import build
@@ -15,11 +17,15 @@ from wiring.own_modules import look_in
 
 NAMED = 3  # trials that a message names
 
+if TYPE_CHECKING:
+    from training.recipe import Recipe
 
-def checked_sweep(file, overrides, spec, trusted=True):
+
+def checked_sweep(file: Path, overrides: Sequence[str], spec: Spec, trusted: bool = True) -> Sweep:
     """The Sweep of a config file and a Spec, with all trials that are known; raises the problems of
     all of them at once."""
-    sampler_of(spec)  # it may not be installed
+    if spec.how == "optuna":
+        Optuna(spec)  # raises if it is not installed
     config, layers = read_layers(file, overrides, trusted)
     if not trusted:
         refuse_elsewhere(file, config | {"run_name": spec.name}, layers)
@@ -52,6 +58,7 @@ def checked_sweep(file, overrides, spec, trusted=True):
         )
     if problems:
         raise UserError("\n".join(f"{file.name}: {problem}" for problem in problems))
+    assert checkpoint.monitor is not None  # it is a problem
     base = Path(config.get("checkpoint", {}).get("dir", "saved")).expanduser()
     folder = base / config.get("title", "run") / spec.name
     about = str(file.resolve()), checkpoint.monitor, checkpoint.sign(), training.epochs
@@ -60,20 +67,23 @@ def checked_sweep(file, overrides, spec, trusted=True):
     return in_form(sweep, recipe, file, trusted)
 
 
-def check_stored(sweep, trusted):
+def check_stored(sweep: Sweep, trusted: bool) -> None:
     """Refuse a stored sweep whose config is wrong by now, or imports or reaches what the user has
     not trusted."""
     values = [trial.values for trial in sweep.trials] or to_check(sweep.spec)
     check_trials(sweep.config, Path(sweep.source), sweep.spec, values, trusted)
 
 
-def check_trials(config, file, spec, all_values, trusted):
+def check_trials(
+    config: dict[str, Any], file: Path, spec: Spec, all_values: list[dict[str, Any]], trusted: bool
+) -> tuple["Recipe", dict[str, int]]:
     """(the Recipe of the first trial, {set: its size}), once the parts of all trials are valid and
     fit each other. Numbers with a fraction do not change shapes, so trials that differ only in
     them are checked by shapes once."""
     from training.commands.start import checked_recipe, sizes_of
 
-    found, seen, first, folders = {}, set(), None, look_in(file.parent)
+    problems: dict[str, list[int]] = {}  # {line: the trials that have it}
+    checked_shapes, first, folders = set(), None, look_in(file.parent)
     for number, values in enumerate(all_values):
         shapes = json.dumps([None if isinstance(v, float) else v for v in values.values()])
         try:
@@ -81,17 +91,18 @@ def check_trials(config, file, spec, all_values, trusted):
             parts = build(config_of_trial, file.name, trusted, folders)
             if parts.beyond:
                 raise UserError("\n".join(parts.beyond))
-            if shapes not in seen:
+            if shapes not in checked_shapes:
                 recipe, _ = checked_recipe(parts)
                 first = first or (recipe, sizes_of(parts))
-                seen.add(shapes)
+                checked_shapes.add(shapes)
         except UserError as error:
             for line in str(error).splitlines():
-                found.setdefault(line, []).append(number)
-    if not found:
+                problems.setdefault(line, []).append(number)
+    if not problems:
+        assert first is not None  # since there are values
         return first
     lines = []
-    for line, numbers in found.items():
+    for line, numbers in problems.items():
         names = ", ".join(map(name_of, numbers[:NAMED]))
         more = f" and {len(numbers) - NAMED} more" if len(numbers) > NAMED else ""
         everywhere = len(numbers) == len(all_values) or spec.how == "optuna"
@@ -99,7 +110,7 @@ def check_trials(config, file, spec, all_values, trusted):
     raise UserError("\n".join(lines))
 
 
-def in_form(sweep, recipe, file, trusted):
+def in_form(sweep: Sweep, recipe: "Recipe", file: Path, trusted: bool) -> Sweep:
     """The sweep with the form that its trials will have: a program where that is possible, unless
     the spec chooses processes. Raises a UserError if it demands a program that is not possible."""
     if sweep.spec.form == "processes":
@@ -113,7 +124,7 @@ def in_form(sweep, recipe, file, trusted):
     return replace(sweep, why=first_line(why))
 
 
-def why_apart(sweep, recipe, file, trusted):
+def why_apart(sweep: Sweep, recipe: "Recipe", file: Path, trusted: bool) -> str:
     """Why the trials cannot be the replicas of one run; "" if they can."""
     from training.commands.start import checked_recipe
 

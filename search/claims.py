@@ -9,7 +9,9 @@ return, does no harm.
 import os
 import socket
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from threading import Event, Thread
 
 from utils import WINDOWS
@@ -19,7 +21,7 @@ STALE, RENEWED = 300.0, 30.0  # seconds; the clocks of the hosts may differ a li
 OVER = "over"
 
 
-def create(path, text):
+def create(path: Path, text: str) -> bool:
     """Make a file with this text, at once. Whether it was made: of several processes, by one."""
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
     temporary.write_text(text, encoding="utf-8")
@@ -32,20 +34,20 @@ def create(path, text):
     return True
 
 
-def claims_of(folder, run):
+def claims_of(folder: Path, run: str) -> list[Path]:
     """The claims of a run, the newest last."""
     found = inside(folder, "claims").glob(f"{run}.*")
     numbered = [path for path in found if path.suffix[1:].isdecimal()]
     return sorted(numbered, key=lambda path: int(path.suffix[1:]))
 
 
-def is_claimed(folder, run):
+def is_claimed(folder: Path, run: str) -> bool:
     """Whether a process trains a run."""
     claims = claims_of(folder, run)
     return bool(claims) and is_alive(claims[-1])
 
 
-def is_alive(claim):
+def is_alive(claim: Path) -> bool:
     """Whether the process of a claim still runs: one of this host can be looked up."""
     text = claim.read_text(encoding="utf-8")
     if text == OVER or time.time() - claim.stat().st_mtime > STALE:
@@ -63,7 +65,7 @@ def is_alive(claim):
 
 
 @contextmanager
-def claimed(folder, run):
+def claimed(folder: Path, run: str) -> Iterator[bool]:
     """Whether this process may train a run, until the block ends."""
     inside(folder, "claims").mkdir(exist_ok=True)
     number = len(claims_of(folder, run))
@@ -73,7 +75,7 @@ def claimed(folder, run):
         yield False
         return
 
-    def renew():
+    def renew() -> None:
         while not over.wait(RENEWED):
             with suppress(OSError):  # the file system may be away for a moment
                 os.utime(claim)

@@ -2,11 +2,12 @@
 other hosts, may train trials of the same sweep; a signal stops those of this one, to be resumed."""
 
 import time
+from collections.abc import Callable
 from signal import SIGTERM, Signals
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol, TypeAlias
 
 from search.claims import is_claimed
-from search.sweep_folder import propose, read_sweep
+from search.sweep_folder import Sweep, Trial, propose, read_sweep
 from training.devices.launcher import Interrupts
 from utils import DONE, FAILED, STOPPED, echo, first_line, printable
 from utils.forms import show
@@ -14,15 +15,27 @@ from utils.forms import show
 AGAIN = 2.0  # seconds after which the folder is read again, as other processes change it
 
 
+class Process(Protocol):
+    """What starts here or on another machine, such as a Popen."""
+
+    def poll(self) -> int | None: ...
+    def send_signal(self, number: int, /) -> None: ...
+    def kill(self) -> None: ...
+    def wait(self) -> object: ...
+
+
+Start: TypeAlias = Callable[[list[str], int, int], Process]
+
+
 class Worker(NamedTuple):
     """A process that trains a trial, or a program."""
 
-    process: Any
+    process: Process
     run: str
     until: int | None
 
 
-def train_all(sweep, command, start):
+def train_all(sweep: Sweep, command: list[str], start: Start) -> int:
     """Train what is left of a sweep, by `start(command, slot, workers)`; returns the exit code."""
     workers, processes, is_waiting = {}, [], False  # {slot: Worker}
     interrupts = Interrupts(processes)
@@ -50,10 +63,10 @@ def train_all(sweep, command, start):
                 if not is_waiting:
                     echo("Waiting for trials that other processes train", flush=True)
                 is_waiting = True
-            for slot in wait(workers):
+            for slot, code in wait(workers).items():
                 worker = workers.pop(slot)
                 processes.remove(worker.process)
-                settle(sweep, worker, interrupts.count)
+                settle(sweep, worker, code, interrupts.count)
     finally:
         for process in processes:
             process.kill()
@@ -64,7 +77,7 @@ def train_all(sweep, command, start):
     return FAILED if all(trial.failed is not None for trial in sweep.trials) else DONE
 
 
-def next_run(sweep, own):
+def next_run(sweep: Sweep, own: set[str]) -> tuple[Sweep, str | None]:
     """(the sweep, the name of a run that is due and that no process trains, or None)"""
     while True:
         due = [run for run in sweep.due()[0] if run not in own]
@@ -74,19 +87,21 @@ def next_run(sweep, own):
         sweep = propose(sweep)
 
 
-def wait(workers):
-    """The slots whose processes have ended, once there is one, or after AGAIN seconds."""
+def wait(workers: dict[int, Worker]) -> dict[int, int]:
+    """{slot: exit code} of the processes that have ended, once there is one, or after AGAIN
+    seconds."""
     deadline = time.monotonic() + AGAIN
     while time.monotonic() < deadline:
-        if ended := [slot for slot, each in workers.items() if each.process.poll() is not None]:
+        codes = {slot: worker.process.poll() for slot, worker in workers.items()}
+        if ended := {slot: code for slot, code in codes.items() if code is not None}:
             return ended
         time.sleep(0.05)
-    return []
+    return {}
 
 
-def settle(before, worker, interrupted):
+def settle(before: Sweep, worker: Worker, code: int, interrupted: int) -> None:
     """Print what became of a run whose process has ended, and note if it ended by itself."""
-    code, run = worker.process.poll(), worker.run
+    run = worker.run
     sweep = read_sweep(before.folder)
     if interrupted and code != DONE:
         print_line(run, "stopped, to be continued")
@@ -110,24 +125,24 @@ def settle(before, worker, interrupted):
             print_line(trial.name, "is trained by another process")
 
 
-def ending(code):
+def ending(code: int) -> str:
     """How a process ended that did not say why."""
     if code == STOPPED:
         return "was stopped by a signal from outside of the sweep"
     return f"was ended by {Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
-def print_start(sweep, run, until):
+def print_start(sweep: Sweep, run: str, until: int | None) -> None:
     trials = sweep.members(run)
     doing = "continues" if (sweep.folder / run / "config.json").exists() else "starts"
     what = f"; {values_of(trials[0])}" if len(trials) == 1 else f" with {len(trials)} trials"
     print_line(run, f"{doing}{f', until epoch {until}' if until else ''}{what}")
 
 
-def values_of(trial):
+def values_of(trial: Trial) -> str:
     """The values of a trial on one line."""
     return ", ".join(f"{key}={show(value)}" for key, value in trial.values.items())
 
 
-def print_line(name, text):
+def print_line(name: str, text: str) -> None:
     print(printable(f"{name} {text}", keep=""), flush=True)

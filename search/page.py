@@ -3,14 +3,16 @@
 import json
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
 
 from search.spec import text_of
+from search.sweep_folder import Group, Sweep, Trial
 from training.report.curves import colour, curves
 from training.report.facts import link, time_of
-from training.report.markup import headline, note, section, table, tag
-from training.report.numbers import plain
+from training.report.markup import Html, headline, note, plain, section, table, tag
 from training.report.page import document
-from training.report.read import read_run
+from training.report.read import Metrics, Run, read_run
 from utils import UserError, cut, first_line
 from utils.files import atomic_write
 
@@ -19,15 +21,17 @@ BOLD = 8  # lines of parallel coordinates that are not faint: those of the best 
 WIDE, HIGH = 2000, 1000  # units of the drawing, which the page stretches
 MARKS = 6  # values of an axis; of more, only the first and the last have their text
 
+T = TypeVar("T")
 
-def write_page(sweep):
+
+def write_page(sweep: Sweep) -> Path:
     """Write the page about all trials of a sweep, and return its path."""
     target = sweep.folder / PAGE
     atomic_write(target, page(sweep, target).encode(errors="replace"))
     return target
 
 
-def page(sweep, target):
+def page(sweep: Sweep, target: Path) -> str:
     groups = sweep.ranked()
     trials = [trial for group in groups for trial in group.trials]
     runs = {trial.number: run for trial in trials if (run := run_of(sweep, trial))}
@@ -42,7 +46,7 @@ def page(sweep, target):
     return document([sweep.folder.name, sweep.folder.parent.name], parts)
 
 
-def run_of(sweep, trial):
+def run_of(sweep: Sweep, trial: Trial) -> Run | None:
     """The Run of a trial, or its part of the Run of a program; None if it has not started, or
     failed before it had a folder."""
     with suppress(UserError):
@@ -53,10 +57,10 @@ def run_of(sweep, trial):
     return None
 
 
-def share_of(metrics, end):
+def share_of(metrics: Metrics, end: str) -> Metrics:
     """The Metrics of one replica, under their usual names."""
 
-    def own(columns):
+    def own(columns: dict[str, T]) -> dict[str, T]:
         named = {k.removesuffix(end): curve for k, curve in columns.items() if k.endswith(end)}
         return named | {"seconds": columns["seconds"]} if "seconds" in columns else named
 
@@ -64,7 +68,7 @@ def share_of(metrics, end):
     return replace(metrics, **{kind: own(getattr(metrics, kind)) for kind in kinds})
 
 
-def standings(sweep, groups, runs, target):
+def standings(sweep: Sweep, groups: list[Group], runs: dict[int, Run], target: Path) -> Html:
     """The table of all trials, the best first; those that differ only in their seed share a row."""
     rows, problems, order = [], [], list(runs)
     keys = [key for key in sweep.spec.domains if key != "seed"]
@@ -100,19 +104,19 @@ def standings(sweep, groups, runs, target):
     return section("Trials", shown, note(f"{remark}."), problems)
 
 
-def result(group):
+def result(group: Group) -> str | None:
     """The mean of a Group, and its spread over the seeds."""
     spread = group.spread()
     spreads = "" if spread is None else f" \N{PLUS-MINUS SIGN} {plain(spread)}"
     return plain(group.mean()) + spreads if group.scores() else None
 
 
-def short(value):
+def short(value: object) -> str:
     """A value of a config as short text."""
     return plain(value) if isinstance(value, float) else cut(text_of(value), 60)
 
 
-def coordinates(sweep, groups, order):
+def coordinates(sweep: Sweep, groups: list[Group], order: list[int]) -> Html | None:
     """Parallel coordinates: one axis for each key and one for the metric, each with its values in
     their order, and one line for each Group, which ends before the last axis if it has no value.
     `order` are the trials with curves."""
@@ -123,7 +127,7 @@ def coordinates(sweep, groups, order):
     if not last:
         return None
     axes = [in_order(values) for values in columns.values()]
-    axes[-1] = in_order([value for value in columns[sweep.monitor] if value is not None])
+    axes[-1] = in_order([value for value in columns[sweep.monitor] if value == value])
     lines = []
     for i, group in reversed(list(enumerate(groups))):  # the best are drawn last, above the others
         spots = []
@@ -155,12 +159,12 @@ def coordinates(sweep, groups, order):
     return section("Values and results", figure, note(remark))
 
 
-def in_order(values):
+def in_order(values: list[Any]) -> dict[str, float]:
     """{JSON text of a value: its height from 0 to 1} of different values, by their size where they
     can be compared, else by their texts."""
     texts = {json.dumps(value): value for value in values}
     try:
-        ordered = sorted(texts, key=texts.get)
+        ordered = sorted(texts, key=texts.__getitem__)
     except TypeError:
         ordered = sorted(texts)
     return {text: i / max(1, len(ordered) - 1) for i, text in enumerate(ordered)}

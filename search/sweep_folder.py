@@ -10,17 +10,17 @@ import json
 import math
 import re
 import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from search.claims import create
-from search.samplers import planned, sampler_of
-from search.spec import Spec, parse_spec
+from search.spec import Optuna, Spec, parse_spec, planned
 from training.checkpoint.run_folder import FINISHED, flat
-from training.report.rows import read_metrics
+from training.report.read import Metrics, read_metrics
 from utils import UserError, cut, first_line, printable, quoted
 from utils.files import atomic_write, inside, read_file, read_json
 from utils.forms import Count, check_options, show
@@ -45,14 +45,14 @@ class Trial:
     scores: tuple = ()  # (epoch, the best value of the metric until then)
 
     @property
-    def name(self):
+    def name(self) -> str:
         return name_of(self.number)
 
     @property
-    def over(self):
+    def over(self) -> bool:
         return self.finished or self.failed is not None
 
-    def score(self, epochs=math.inf):
+    def score(self, epochs: float | int = math.inf) -> float | None:
         """The best value up to a number of epochs, or None."""
         return next((value for at, value in reversed(self.scores) if at <= epochs), None)
 
@@ -63,23 +63,23 @@ class Group(NamedTuple):
     trials: list
 
     @property
-    def values(self):
+    def values(self) -> dict[str, Any]:
         return {key: value for key, value in self.trials[0].values.items() if key != "seed"}
 
     @property
-    def failed(self):
+    def failed(self) -> bool:
         return any(trial.failed is not None for trial in self.trials)
 
-    def scores(self, epochs=math.inf):
+    def scores(self, epochs: float | int = math.inf) -> list[float]:
         """The scores of the trials that came so far before they failed."""
         there = [trial for trial in self.trials if trial.failed is None or trial.epochs >= epochs]
         return [score for trial in there if (score := trial.score(epochs)) is not None]
 
-    def mean(self, epochs=math.inf):
-        scores = self.scores(epochs)
-        return fmean(scores) if scores else None
+    def mean(self, epochs: float | int = math.inf) -> float:
+        """The mean of the scores; NaN without any."""
+        return fmean(self.scores(epochs) or [math.nan])
 
-    def spread(self):
+    def spread(self) -> float | None:
         """The standard deviation of the scores, or None of fewer than two."""
         scores = self.scores()
         return stdev(scores) if len(scores) > 1 else None
@@ -100,27 +100,27 @@ class Sweep:
     why: str = ""  # why it has this form
     trials: tuple = ()
 
-    def save(self):
+    def save(self) -> None:
         content = asdict(replace(self, trials=()))
         del content["folder"], content["trials"]
         atomic_write(self.folder / FILE, (json.dumps(content, indent=1) + "\n").encode())
 
-    def label(self, trial):
+    def label(self, trial: Trial) -> str:
         return self.spec.label(trial.values)
 
-    def run_dir(self, trial):
+    def run_dir(self, trial: Trial) -> Path:
         return inside(self.folder, trial.run)
 
-    def members(self, run):
+    def members(self, run: str) -> tuple[Trial, ...]:
         """The trials of a run, those with the numbers in its name."""
         first, *last = map(int, re.findall(r"\d+", run))
         return self.trials[first : (last or [first])[0] + 1]
 
-    def stops_at_nonfinite(self):
+    def stops_at_nonfinite(self) -> bool:
         """Whether a step that is not finite ends a trial."""
         return self.config.get("training", {}).get("on_nonfinite", "stop") == "stop"
 
-    def run_config(self, trials):
+    def run_config(self, trials: Sequence[Trial]) -> dict[str, Any]:
         """The config of the run of a trial, or of a program whose replicas are these trials: one
         that diverges does not end the others."""
         config = with_values(self.config, self.spec.overrides(trials[0].values))
@@ -133,28 +133,28 @@ class Sweep:
                 own["training.on_nonfinite"] = "skip"
         return with_values(config, own)
 
-    def form_text(self):
+    def form_text(self) -> str:
         if self.form == "program":
             return "The trials run together, as one program"
         return f"Each trial runs in a process of its own{self.why and f' ({self.why})'}"
 
     # What runs next.
 
-    def groups(self):
+    def groups(self) -> list[Group]:
         """The Groups of trials, in the order of their first one."""
         groups = {}
         for trial in self.trials:
             groups.setdefault(json.dumps(Group([trial]).values), []).append(trial)
         return [Group(trials) for trials in groups.values()]
 
-    def due(self):
+    def due(self) -> tuple[dict[str, None], int | None]:
         """({name of a run: None} of all that run next, the epoch until which they run, or None: to
         their end)"""
         groups, until = self.continuing()
         trials = [t for group in groups for t in group.trials if not t.over]
         return dict.fromkeys(t.run for t in trials if until is None or t.epochs < until), until
 
-    def continuing(self):
+    def continuing(self) -> tuple[list[Group], int | None]:
         """(the Groups that halving has not stopped, the epoch until which they run now, or None: to
         their end). All of them reach a pause before the better ones continue."""
         groups = self.groups()
@@ -164,25 +164,26 @@ class Sweep:
                 return groups, epochs
             scored = [group for group in groups if group.scores(epochs)]
             scored.sort(key=lambda group: self.sign * group.mean(epochs))
+            assert self.spec.halving  # or there would be no pause
             groups = scored[: math.ceil(len(scored) / self.spec.halving["factor"])]
         return groups, None
 
-    def may_propose(self):
+    def may_propose(self) -> bool:
         """Whether Optuna has trials left to propose."""
-        return self.spec.how == "optuna" and len(self.trials) < self.spec.trials
+        return self.spec.how == "optuna" and len(self.trials) < (self.spec.trials or 0)
 
-    def ranked(self):
+    def ranked(self) -> list[Group]:
         """All Groups, the best first; those in which a trial failed, or without a value, come last.
         A value is the best of all epochs, so a trial that halving stopped is behind those that
         continued."""
 
-        def place(group):
+        def place(group: Group) -> tuple[bool, float]:
             bad = not group.scores() or group.failed
             return bad, 0.0 if bad else self.sign * group.mean()
 
         return sorted(self.groups(), key=place)
 
-    def state(self, trial):
+    def state(self, trial: Trial) -> str:
         """The state of a trial in one word."""
         if trial.over:
             return "failed" if trial.failed is not None else "finished"
@@ -193,7 +194,7 @@ class Sweep:
 
     # What happened.
 
-    def fail(self, trials, why):
+    def fail(self, trials: Sequence[Trial], why: str) -> None:
         """Note why the run of these trials failed. Instead of a program, unless the spec demands
         one, each trial then runs in a process of its own."""
         if len(trials) > 1 and self.spec.form == "auto":
@@ -205,7 +206,7 @@ class Sweep:
             if trial.failed is None:
                 atomic_write(failure_file(self.folder, trial.name), why.encode())
 
-    def retry(self):
+    def retry(self) -> None:
         """Let the failed trials run again: alone, if the program that they were in is finished."""
         for trial in self.trials:
             if trial.failed is not None:
@@ -214,15 +215,15 @@ class Sweep:
                     inside(self.folder, trial.name).mkdir()
 
 
-def name_of(number):
+def name_of(number: int) -> str:
     return f"trial_{number:03d}"
 
 
-def failure_file(folder, name):
+def failure_file(folder: Path, name: str) -> Path:
     return inside(folder, f"{name}.failed.txt")
 
 
-def with_values(config, values):
+def with_values(config: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     """A config with the values of a trial."""
     for key, value in values.items():
         config = override(config, f"{key}={json.dumps(value)}")
@@ -232,7 +233,7 @@ def with_values(config, values):
 # Reading.
 
 
-def read_sweep(folder):
+def read_sweep(folder: str | Path) -> Sweep:
     """The Sweep in a folder."""
     folder = Path(folder)
     folder = folder if folder.name.strip(".") else folder.resolve()  # its name is that of the sweep
@@ -260,11 +261,11 @@ def read_sweep(folder):
     return replace(sweep, trials=read_trials(sweep))
 
 
-def damaged(file, why):
+def damaged(file: Path, why: object) -> UserError:
     return UserError(f"{file}: is not what a sweep wrote: {why}; restore the file")
 
 
-def read_trials(sweep):
+def read_trials(sweep: Sweep) -> tuple[Trial, ...]:
     """The Trials that are known, as their files show them."""
     all_values = planned(sweep.spec) or [*proposed(sweep)]
     programs = programs_of(sweep, len(all_values))
@@ -278,7 +279,7 @@ def read_trials(sweep):
     return tuple(trials)
 
 
-def measured(sweep, trial):
+def measured(sweep: Sweep, trial: Trial) -> Trial:
     """The Trial with what its run has logged, and how it ended."""
     folder, column = sweep.run_dir(trial), sweep.monitor
     if trial.replica is not None:
@@ -308,12 +309,12 @@ def measured(sweep, trial):
 
 
 @cache
-def logged(file, _changed):
+def logged(file: Path, _changed: int) -> Metrics:
     """The Metrics in a file, which is read again when it has changed."""
     return read_metrics(file)
 
 
-def programs_of(sweep, count):
+def programs_of(sweep: Sweep, count: int) -> dict[int, tuple[str, int]]:
     """{number of a trial: (the name of its program, its number in it)}. Programs that have begun
     keep their trials."""
     names = [path.name for path in sweep.folder.glob("program_*-*")]
@@ -334,13 +335,13 @@ def programs_of(sweep, count):
 # Changing.
 
 
-def proposal_file(folder, number):
+def proposal_file(folder: Path, number: int) -> Path:
     return inside(folder, f"{name_of(number)}.json")
 
 
-def proposed(sweep):
+def proposed(sweep: Sweep) -> Iterator[dict[str, Any]]:
     """The values of the trials that Optuna has proposed."""
-    for number in range(sweep.spec.trials if sweep.spec.how == "optuna" else 0):
+    for number in range(sweep.spec.trials or 0):
         file = proposal_file(sweep.folder, number)
         if not file.exists():
             return
@@ -350,9 +351,9 @@ def proposed(sweep):
         yield values
 
 
-def propose(sweep):
+def propose(sweep: Sweep) -> Sweep:
     """The Sweep with one more trial of Optuna's, which another process may have proposed."""
-    sampler, number = sampler_of(sweep.spec), len(sweep.trials)
+    sampler, number = Optuna(sweep.spec), len(sweep.trials)
     pause = next(sweep.spec.pauses(sweep.epochs), math.inf)  # all trials are compared there
     for trial in sweep.trials:
         score = trial.score(pause) if trial.finished or trial.epochs >= pause else None
@@ -362,7 +363,7 @@ def propose(sweep):
     return read_sweep(sweep.folder)
 
 
-def merged(new, stored):
+def merged(new: Sweep, stored: Sweep) -> Sweep:
     """The new sweep in the form of the stored one; raises if its spec or config differ."""
     before, now = (flat({**asdict(each.spec), "config": each.config}) for each in (stored, new))
     old, own = ({key: json.dumps(v) for key, v in values.items()} for values in (before, now))

@@ -2,39 +2,47 @@
 
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from search.claims import claimed
-from search.sweep_folder import propose, read_sweep
+from search.sweep_folder import Sweep, Trial, propose, read_sweep
 from training.checkpoint.divergence import advice, description_of_bad_step
 from utils import DONE, STOPPED, RunError, UserError, cut
 from utils.files import inside
 from wiring.build import build
 from wiring.own_modules import look_in
 
+if TYPE_CHECKING:
+    from training.observers import Bad
+    from training.run import Run as TrainingRun
 
+
+@dataclass
 class Pause:
     """The observer that stops a run after an epoch, to be resumed later."""
 
-    def __init__(self, epoch):
-        self.epoch = epoch
+    epoch: int
 
-    def on_start(self, run):  # the epoch may have been reached before the sweep was killed
+    def on_start(self, run: "TrainingRun") -> dict[str, Any] | None:
+        # The epoch may have been reached before the sweep was killed.
         return self.on_row(run, {"end_of_epoch": True})
 
-    def on_row(self, run, row):
+    def on_row(self, run: "TrainingRun", row: dict[str, Any]) -> dict[str, Any] | None:
         if "end_of_epoch" not in row or run.completed < self.epoch or run.finished:
             return None
         return {"pause": f"the sweep in epoch {run.completed}"}
 
 
+@dataclass
 class Failures:
     """The observer of a program that notes which of its trials have diverged."""
 
-    def __init__(self, sweep, trials):
-        self.sweep, self.trials = sweep, list(trials)
+    sweep: Sweep
+    trials: list[Trial | None]
 
-    def on_bad(self, run, bad):
+    def on_bad(self, run: "TrainingRun", bad: "Bad") -> None:
         trial = self.trials[bad.replica]
         if trial and not bad.of_state:
             why = description_of_bad_step(bad.step + 1, run.epoch, bad.leaf)
@@ -42,7 +50,7 @@ class Failures:
             self.trials[bad.replica] = None  # its first bad step is noted
 
 
-def train_trial(root, folder, number, trusted):
+def train_trial(root: Path, folder: str | Path, number: int, trusted: bool) -> int:
     """Begin or resume a trial, with all of its program, to its end or the next pause of successive
     halving, unless another process trains it; returns the exit code."""
     sweep = read_sweep(folder)
@@ -61,7 +69,7 @@ def train_trial(root, folder, number, trusted):
         return train_run(root, sweep, run, until, trusted)
 
 
-def train_run(root, sweep, run, until, trusted):
+def train_run(root: Path, sweep: Sweep, run: str, until: int | None, trusted: bool) -> int:
     from training.commands.failure import failed
     from training.commands.start import train
     from training.devices.program_cache import keep_programs
@@ -72,11 +80,11 @@ def train_run(root, sweep, run, until, trusted):
     folder, source, trials = inside(sweep.folder, run), Path(sweep.source), sweep.members(run)
     if folder.is_dir() and not (folder / "config.json").exists():
         shutil.rmtree(folder)  # the process was killed before the run began
-    observers = [Pause(until)] if until else []
+    observers: list[object] = [Pause(until)] if until else []
     try:
         config = sweep.run_config(trials)
         if len(trials) > 1 and sweep.stops_at_nonfinite():
-            observers.append(Failures(sweep, trials))
+            observers.append(Failures(sweep, [*trials]))
         parts = build(config, source.name, trusted, look_in(source.parent))
         keep_programs()
         code = train(parts, root, "auto", observers=observers)

@@ -28,9 +28,9 @@ from training.checkpoint import run_folder, safetensor_file
 from training.checkpoint.keeper import protected
 from training.checkpoint.resume import Lock, run_folder_of, unfinished
 from training.commands.evaluate import rows
-from training.report import rows as report_rows
+from training.report import read as report_rows
 from training.report.page import write_report
-from training.report.rows import read_metrics
+from training.report.read import read_metrics
 from training.watching.callbacks.gradient_spike_monitor import cut_back
 from training.watching.metric_log import epoch_rows
 from training.watching.pictures import png

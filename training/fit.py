@@ -58,11 +58,15 @@ from training.sets import check_iterators, check_pairs, datasets
 from training.transforms import scheduled
 from training.update import gradient_update
 from training.watching.console import ProgressBar, show_on_console
-from training.watching.first_lines import FirstLines
-from training.watching.metric_log import EVERY_50_STEPS, Histograms, MetricLog
+from training.watching.metric_log import (
+    EVERY_50_STEPS,
+    FirstLines,
+    Histograms,
+    MetricLog,
+    WaitingForData,
+)
 from training.watching.publish import About, PictureFiles, Publisher
 from training.watching.view import View
-from training.watching.waiting import WaitingForData
 from utils import UserError, did_you_mean, first_line, named_leaves, parameters_of, shown_if_slow
 from utils.forms import Seed, form, local_path, misfits
 

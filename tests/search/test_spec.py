@@ -9,8 +9,7 @@ import pytest
 
 import sweep
 from search.checks import checked_sweep
-from search.samplers import Optuna, planned, sampler_of, to_check
-from search.spec import parse_spec, read_spec
+from search.spec import Optuna, parse_spec, planned, read_spec, to_check
 from tests.processes import captured
 from tests.test_resume import SMALL
 from utils import UserError
@@ -273,9 +272,9 @@ def test_other_trials_are_processes_and_the_reason_is_printed(tmp_path, why, spe
 
 def test_optuna_is_only_needed_where_it_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    sampler_of(spec_of(keys=LR, trials=2))
+    planned(spec_of(keys=LR, trials=2))
     with pytest.raises(UserError, match="optuna is not installed; install it"):
-        sampler_of(spec_of(keys=LR, trials=2, sampler="optuna"))
+        Optuna(spec_of(keys=LR, trials=2, sampler="optuna"))
     assert len(to_check(spec_of(keys=LR | {"seed": [1, 2, 3]}, trials=2, sampler="optuna"))) == 4
 
 

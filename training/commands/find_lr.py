@@ -178,7 +178,7 @@ def page(title, lines, name, rates, losses, curve, best):
     from training.report.curves import Line, chart
     from training.report.markup import headline, section, tag
     from training.report.page import document
-    from training.report.rows import Curve
+    from training.report.read import Curve
 
     drawn = [
         Line(["loss"], 0, Curve(rates, losses), "fine"),

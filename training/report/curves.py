@@ -1,14 +1,13 @@
 """Which charts a page has, and the data from which the script in page.html draws them."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float, Shaped
 
-from training.report.markup import data, empty, folded, note, section, tag
-from training.report.numbers import plain, thinned
-from training.report.read import direction
-from training.report.rows import Curve
+from training.report.markup import Html, data, empty, folded, note, plain, section, tag
+from training.report.read import Curve, Metrics, Run, direction
 
 POINTS = 60_000  # on a page, so that it stays below a few MB
 ABSURD = 1e100  # values beyond it are not drawn
@@ -33,7 +32,7 @@ class Line(NamedTuple):
     best: float | None = None  # the step that gets a ring
 
 
-def curves(runs):
+def curves(runs: list[Run]) -> Html:
     """The part of the page with the charts."""
     several = len(runs) > 1
     faulty = [run for run in runs if run.metrics.problem]
@@ -46,7 +45,7 @@ def curves(runs):
     hint = "Drag over a chart to see a part of the run; click a name to hide its lines."
     return section(
         "Curves",
-        [tag("p.problem", f"{run.name}: " * several + run.metrics.problem) for run in faulty],
+        [tag("p.problem", f"{run.name}: " * several, run.metrics.problem) for run in faulty],
         key(runs) if several else None,
         data(ends_of_epochs(runs), id="epochs"),
         tag("div.charts", large[:FEW]) if large else None,
@@ -58,14 +57,24 @@ def curves(runs):
     )
 
 
-def ends_of_epochs(runs):
+def ends_of_epochs(runs: list[Run]) -> list[tuple[int, int]]:
     """[(step, epoch)] of the ends of epochs, if the epochs of all runs have equal lengths."""
     longest = max((run.metrics.epoch_at for run in runs), key=len)
     agree = all(run.metrics.epoch_at.items() <= longest.items() for run in runs)
     return sorted(longest.items()) if agree and len(longest) <= EPOCHS else []
 
 
-def chart(title, lines, most, *, log=False, named=True, small=False, remark=None, **axis):
+def chart(
+    title: str,
+    lines: list[Line],
+    most: int,
+    *,
+    log: bool = False,
+    named: bool = True,
+    small: bool = False,
+    remark: str | None = None,
+    **axis: object,
+) -> Html | None:
     """A figure, or None if no line has a value.
 
     With `log`, the reader may choose a logarithmic scale; with `named`, a legend names the lines.
@@ -87,12 +96,32 @@ def chart(title, lines, most, *, log=False, named=True, small=False, remark=None
     return tag("figure.chart.small" if small else "figure.chart", caption, shown, note(remark))
 
 
-def drawable(steps, values, most):
+def drawable(
+    steps: Float[np.ndarray, "points"], values: Float[np.ndarray, "points"], most: int
+) -> Curve:
     """The points of a curve that are drawn."""
     return Curve(*thinned(steps, np.where(np.abs(values) < ABSURD, values, math.nan), most))
 
 
-def in_json(line):
+def thinned(
+    steps: Shaped[np.ndarray, "points"], values: Float[np.ndarray, "points"], most: int
+) -> tuple[Shaped[np.ndarray, "kept"], Float[np.ndarray, "kept"]]:
+    """At most `most` points of a curve: the extremes of each stretch, and a gap if it has one."""
+    if len(steps) <= most:
+        return steps, values
+    keep = {0, len(steps) - 1}
+    for stretch in np.array_split(np.arange(len(steps)), max(1, most // 3)):
+        inside = values[stretch]
+        finite = np.isfinite(inside)
+        if finite.any():
+            keep |= {int(stretch[np.nanargmin(inside)]), int(stretch[np.nanargmax(inside)])}
+        if not finite.all():
+            keep.add(int(stretch[np.argmin(finite)]))
+    keep = sorted(keep)
+    return steps[keep], values[keep]
+
+
+def in_json(line: Line) -> dict[str, Any]:
     """A line for the page's script: seven digits per value, null for a gap."""
     steps, values = line.curve
     y = [None if math.isnan(value) else float(f"{value:.7g}") for value in values]
@@ -100,7 +129,7 @@ def in_json(line):
     return look | {"x": steps.tolist(), "y": y}
 
 
-def legend(title, lines):
+def legend(title: str, lines: list[Line]) -> Html | None:
     """The name of each line and its last value; the value alone if the name is the title."""
     first = {}
     for line in lines:
@@ -113,18 +142,18 @@ def legend(title, lines):
     return tag("ul.legend", items) if len(items) <= 6 else None
 
 
-def hiding(name, tint, style, *more):
+def hiding(name: str, tint: int, style: str, *more: object) -> Html:
     """A name in a legend, which hides its lines if it is clicked."""
     sample = tag(f"i.{style}", style=colour(tint))
     return tag("li", tag("button", sample, name, more, value=name, aria_pressed="true"))
 
 
-def colour(index):
+def colour(index: int) -> str:
     """The style of an element in one of the colours of page.html."""
     return f"--c:var(--c{index % COLOURS})"
 
 
-def metric_chart(metric, runs, most):
+def metric_chart(metric: str, runs: list[Run], most: int) -> Html | None:
     """All sets of one metric in one chart. Of one run, each set has a colour, and the values within
     epochs and of replicas are faint; of several runs, each has a colour, and each set a style."""
     several, sets, lines, remark = len(runs) > 1, all_sets(runs), [], None
@@ -136,8 +165,8 @@ def metric_chart(metric, runs, most):
             tint, style = (i, STYLES[min(3, j)]) if several else ((1, 0)[j] if j < 2 else j, "line")
             ends, within = with_initial(metrics, column), metrics.within.get(column)
             best = run.best(column) if j else None
-            if ends or within:
-                lines.append(Line(names, tint, ends or within, style, best and best.step))
+            if curve := ends or within:
+                lines.append(Line(names, tint, curve, style, best and best.step))
             faint = [metrics.epochs[c] for c in metrics.epochs if c.startswith(f"{column}/")]
             remark = "Faint lines: each replica." if faint and not several else remark
             faint += [within] if ends and within else []
@@ -146,7 +175,7 @@ def metric_chart(metric, runs, most):
     return chart(words(metric), lines, most, log=log, named=not several, remark=remark)
 
 
-def with_initial(metrics, name):
+def with_initial(metrics: Metrics, name: str) -> Curve | None:
     """The Curve of values before the first step and at the ends of epochs, or None."""
     steps, values = metrics.epochs.get(name, (np.empty(0), np.empty(0)))
     if name in metrics.initial:
@@ -154,19 +183,19 @@ def with_initial(metrics, name):
     return Curve(steps, values) if len(steps) else None
 
 
-def all_sets(runs):
+def all_sets(runs: list[Run]) -> list[str]:
     """The sets of any of the runs, the training set first."""
     return list(dict.fromkeys(["train", *(name for run in runs for name in run.metrics.sets())]))
 
 
-def key(runs):
+def key(runs: list[Run]) -> Html:
     """What the colours and styles of lines stand for where several runs are compared."""
     names = [hiding(run.label, i, "line") for i, run in enumerate(runs)]
     sets = [hiding(name, 6, STYLES[min(3, i)]) for i, name in enumerate(all_sets(runs))]
     return tag("div.key", tag("ul.legend", names), tag("ul.legend", sets))
 
 
-def extra_names(runs):
+def extra_names(runs: list[Run]) -> list[str]:
     """What was measured besides metrics; `learning_rate` means every name that begins with it."""
     names = list(dict.fromkeys(name for run in runs for name in run.metrics.names()))
     rates = [name for name in names if name.startswith("learning_rate")]
@@ -178,7 +207,7 @@ def extra_names(runs):
     return ["learning_rate"] * bool(rates) + rest
 
 
-def extra_chart(name, runs, most):
+def extra_chart(name: str, runs: list[Run], most: int) -> Html | None:
     """A chart of a value other than a metric: one line per run, or per learning rate of one run."""
     lines, title, is_rate = [], TITLES.get(name, words(name)), name == "learning_rate"
     for index, run in enumerate(runs):
@@ -194,11 +223,11 @@ def extra_chart(name, runs, most):
     return chart(title, lines, most, log=log, small=True, named=len(runs) == 1)
 
 
-def words(name):
+def words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def leaf_charts(run):
+def leaf_charts(run: Run) -> Html | None:
     """A chart for each leaf of a tree of which something was measured, such as norms."""
     leaves, others = {}, (*run.metrics.sets(), "learning")
     for name in run.metrics.names():

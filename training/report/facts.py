@@ -1,15 +1,28 @@
 """The parts of the page in words and tables: numbers at a glance, config, environment, files."""
 
 import json
+from collections.abc import Mapping
 from os.path import realpath
 from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
+from jaxtyping import Float
 
-from training.report.markup import DOT, definitions, folded, headline, note, section, table, tag
-from training.report.numbers import duration, plain
-from training.report.read import File, picture_files
+from training.report.markup import (
+    DOT,
+    Html,
+    definitions,
+    duration,
+    folded,
+    headline,
+    note,
+    plain,
+    section,
+    table,
+    tag,
+)
+from training.report.read import File, Run, picture_files
 from utils import format_bytes, relative_path
 
 TILES = 8
@@ -18,26 +31,27 @@ WARNINGS = 30  # that are shown
 UNCOMPARED = ("$schema", "title")  # keys that do not count as a difference between runs
 
 
-def header(run):
+def header(run: Run) -> Html:
     """The top of a page about one run."""
-    began, ended = run.log["began"], run.log["ended"]
+    began, ended = run.log.began, run.log.ended
     times = f"{began} to {ended}" if began and ended else None
     subtitle = DOT.join(filter(None, [run.name, times, model_and_data(run)]))
     return headline([run.title, " ", state(run)], subtitle)
 
 
-def state(run):
+def state(run: Run) -> Html:
     return tag(f"span.state.{run.state}", run.state)
 
 
-def model_and_data(run):
+def model_and_data(run: Run) -> str | None:
     """What was trained on what, or None if the config does not name both."""
     parts = [run.config.value.get(kind) for kind in ("model", "data")]
     names = [part.get("name") if isinstance(part, dict) else part for part in parts]
-    return " on ".join(names) if all(name and isinstance(name, str) for name in names) else None
+    names = [name for name in names if isinstance(name, str) and name]
+    return " on ".join(names) if len(names) == len(parts) else None
 
 
-def glance(run):
+def glance(run: Run) -> Html:
     """The numbers that a reader looks for first."""
     metrics, last_first = run.metrics, run.metrics.sets()[::-1].index
     pairs = sorted(metrics.pairs(), key=lambda pair: (last_first(pair[0]), pair[1] == "loss"))
@@ -50,7 +64,7 @@ def glance(run):
     return tag("section.glance", row, strip(run), warnings(run))
 
 
-def best_tile(run, name):
+def best_tile(run: Run, name: str) -> Html | None:
     """The best value of a metric, and its last."""
     if (best := run.best(name)) is None:
         return None
@@ -59,12 +73,12 @@ def best_tile(run, name):
     return tile(f"best {name}", best.value, f"epoch {best.epoch}{when}")
 
 
-def tile(name, value, remark):
+def tile(name: str, value: float, remark: str) -> Html:
     label = tag("span.label", name.replace("_", " "))
     return tag("div.tile", label, tag("b", plain(value)), tag("small", remark))
 
 
-def strip(run):
+def strip(run: Run) -> Html:
     """The length, size and speed of a run."""
     training, waiting = run.config.value.get("training"), finite_values(run, "waiting")
     epochs = training.get("epochs") if isinstance(training, dict) else None
@@ -76,21 +90,21 @@ def strip(run):
         "throughput": throughput(run),
         # The share of the time in which nothing was computed because data was not ready yet.
         "waiting for data": f"{round(100 * waiting.mean(), 1):g}%" if len(waiting) else None,
-        "peak memory": run.log["memory"],
+        "peak memory": run.log.memory,
     }
     return definitions("strip", [(name, value) for name, value in facts.items() if value])
 
 
-def epochs_done(run):
+def epochs_done(run: Run) -> str:
     return f"{max(run.metrics.epoch_at.values(), default=0):,}"
 
 
-def parameters(run):
+def parameters(run: Run) -> str | None:
     """The number of parameters as text, or None."""
-    return f"{run.log['parameters']:,}" if run.log["parameters"] else None
+    return f"{run.log.parameters:,}" if run.log.parameters else None
 
 
-def time_of(run):
+def time_of(run: Run) -> str | None:
     """How long all epochs took, and how much of that was compilation."""
     seconds, compiling = run.seconds(), run.seconds("compile_seconds")
     if seconds is None:
@@ -99,7 +113,7 @@ def time_of(run):
     return duration(seconds) + of_which
 
 
-def throughput(run):
+def throughput(run: Run) -> str | None:
     """The usual speed: the median, since the first epoch compiles."""
     for unit in ("tokens", "examples"):
         if len(rates := finite_values(run, f"{unit}_per_second")):
@@ -109,27 +123,27 @@ def throughput(run):
     return None
 
 
-def finite_values(run, name):
+def finite_values(run: Run, name: str) -> Float[np.ndarray, "points"]:
     curve = run.metrics.coarsest(name)
     return curve.values[np.isfinite(curve.values)] if curve else np.empty(0)
 
 
-def warnings(run):
+def warnings(run: Run) -> Html | None:
     """The warnings in train.log."""
-    if not (lines := run.log["warnings"]):
+    if not (lines := run.log.warnings):
         return None
     left = [f"{len(lines) - WARNINGS} earlier ones are left out"] if len(lines) > WARNINGS else []
     text = tag("pre", "\n".join([*left, *(line[:500] for line in lines[-WARNINGS:])]))
     return folded(f"{len(lines)} warning{'s' * (len(lines) > 1)} in train.log", text)
 
 
-def configuration(run):
+def configuration(run: Run) -> Html:
     """The config, with a line for each part, and as a whole."""
     whole = tag("pre", json.dumps(run.config.value, indent=2, ensure_ascii=False))
     return object_section("Config", run.config, folded("config.json", whole))
 
 
-def environment(run):
+def environment(run: Run) -> Html:
     """The machine and the software on which the run ran."""
     facts, fault = run.environment
     if isinstance(facts.get("command"), list):
@@ -137,7 +151,7 @@ def environment(run):
     return object_section("Environment", File(facts, fault))
 
 
-def object_section(title, file, *more):
+def object_section(title: str, file: File, *more: object) -> Html:
     """The entries of a JSON file, or why it cannot be read."""
     if file.problem:
         return section(title, tag("p.problem", file.problem))
@@ -146,7 +160,7 @@ def object_section(title, file, *more):
     return section(title, definitions("facts", rows), *more)
 
 
-def as_call(value):
+def as_call(value: object) -> str:
     """A value of a JSON file in one line; a named part of a config as a call."""
     if isinstance(value, str):
         return value
@@ -160,30 +174,24 @@ def as_call(value):
     return f"{{{assignments(value)}}}"
 
 
-def assignments(values):
+def assignments(values: Mapping[str, object]) -> str:
     return ", ".join(f"{key}={as_call(value)}" for key, value in values.items())
 
 
-def files(run, target):
+def files(run: Run, target: Path) -> Html:
     """Links to the files in the run's folder."""
     paths = [*sorted(run.folder.glob("*")), *picture_files(run.folder, "*")]
     hidden, rows = realpath(target), []  # unlike Path.resolve, it does not fail at circular links
     paths = [p for p in paths if not p.name.startswith(".") and realpath(p) != hidden]
     for path in paths[:FILES]:
         name = f"{path.relative_to(run.folder)}{'/' * path.is_dir()}"
-        rows.append([link(path, name, target), size(path)])
+        size = format_bytes(path.stat().st_size) if path.is_file() else None
+        rows.append([link(path, name, target), size])
     more = note(f"and {len(paths) - FILES} more") if len(paths) > FILES else None
     return section("Files", table(["file", "size"], rows), more)
 
 
-def link(path, text, target):
+def link(path: Path, text: str, target: Path) -> Html:
     """A relative link, so that it still works after the whole folder is moved."""
     relative = Path(relative_path(path, target.parent)).as_posix()
     return tag("a", text, href=quote(f"./{relative}", errors="surrogateescape"))
-
-
-def size(path):
-    try:
-        return format_bytes(path.stat().st_size) if path.is_file() else None
-    except OSError:
-        return None

@@ -6,11 +6,17 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from training.run import Run
 from utils import UserError
 from utils.files import read_value
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 SETTINGS = "logger_config.json"
 LINE = "[%(name)s %(levelname)s]    : %(asctime)s - %(message)s"  # the form of the run's own log
@@ -19,7 +25,7 @@ CHECKED = "check of "  # the prefix of loggers' names when settings are only che
 logger = logging.getLogger("main")
 
 
-def show_on_console():
+def show_on_console() -> None:
     """Send log lines to standard output if logging is not set up, as in a notebook."""
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)
@@ -27,13 +33,13 @@ def show_on_console():
         logger.addHandler(logging.StreamHandler(sys.stdout))
 
 
-def be_silent():
+def be_silent() -> None:
     """Log only errors, as all processes but process 0 do."""
     logger.setLevel(logging.ERROR)
 
 
 @contextmanager
-def silenced():
+def silenced() -> Iterator[None]:
     """Log only errors within the `with` block or the decorated function."""
     level = logger.level
     be_silent()
@@ -43,7 +49,7 @@ def silenced():
         logger.setLevel(level)
 
 
-def set_up_logging(root, file):
+def set_up_logging(root: str | Path, file: Path) -> None:
     """Set up logging by logger_config.json. Relative file names are in the run's folder, and the
     run's own log, `file`, is written even if no handler of the settings does."""
     logging.raiseExceptions = False  # a full disk is reported once, not at every line
@@ -59,7 +65,7 @@ def set_up_logging(root, file):
         logger.addHandler(handler)
 
 
-def file_handlers():
+def file_handlers() -> list[logging.FileHandler]:
     """The handlers of our logger and of its parents that write log lines into files."""
     found, each = [], logger
     while each:
@@ -68,7 +74,7 @@ def file_handlers():
     return found
 
 
-def check_logging(root):
+def check_logging(root: str | Path) -> None:
     """Raise a UserError if logging cannot be set up by logger_config.json; set up nothing."""
     settings = read_settings(root)
     for handler in settings["handlers"].values():
@@ -81,7 +87,7 @@ class SettingsCheck(logging.config.DictConfigurator):
     """Makes everything that settings describe. It changes no logger in use, and closes no handler,
     as `dictConfig` would."""
 
-    def run(self):
+    def run(self) -> None:
         if self.config.get("version") != 1:
             raise UserError(f"{SETTINGS}: version: must be 1, found {self.config.get('version')}")
         self.make("formatters", self.configure_formatter)
@@ -96,7 +102,7 @@ class SettingsCheck(logging.config.DictConfigurator):
         for handler in self.config["handlers"].values():
             handler.close()
 
-    def make(self, section, factory):
+    def make(self, section: str, factory: Callable[[dict[str, Any]], Any]) -> None:
         """Replace the entries of a section by the objects that they describe; entries that name
         others come last."""
         entries = self.config.get(section, {})
@@ -107,7 +113,7 @@ class SettingsCheck(logging.config.DictConfigurator):
                 entries[name] = factory(entries[name])
 
     @contextmanager
-    def place(self, place):
+    def place(self, place: str) -> Iterator[None]:
         """Add to an error its place and, if a name does not exist, the names that do."""
         try:
             yield
@@ -119,7 +125,7 @@ class SettingsCheck(logging.config.DictConfigurator):
             raise UserError(f"{SETTINGS}: {place}: {why or repr(error)}") from error
 
 
-def read_settings(root):
+def read_settings(root: str | Path) -> dict[str, Any]:
     """The content of logger_config.json, which must set up the logger `main`."""
     path = Path(root) / SETTINGS
     absent = f"restore it, for example with: git checkout {SETTINGS}"
@@ -138,7 +144,7 @@ def read_settings(root):
     return settings
 
 
-def in_notebook():
+def in_notebook() -> bool:
     """Whether this is a notebook, whose output is not a terminal but shows progress bars, too."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return "IPKernelApp" in getattr(shell, "config", ())
@@ -150,18 +156,18 @@ class ProgressBar:
 
     late = True
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.every = {"seconds": 1e-9}  # after each chunk
         self.resources, self.bar, self.epoch = ExitStack(), None, None
 
-    def on_steps(self, run):
+    def on_steps(self, run: Run) -> None:
         if self.epoch != run.epoch:
             self.close(run)
             self.epoch, self.bar = run.epoch, self.begun(run)
         if self.bar:
             self.bar.update(run.position - self.bar.n)
 
-    def begun(self, run):
+    def begun(self, run: Run) -> "tqdm | None":
         """The bar of an epoch; None where it cannot be shown."""
         if not ((sys.stderr and sys.stderr.isatty()) or in_notebook()):
             return None
@@ -174,13 +180,13 @@ class ProgressBar:
         settings = {"total": run.steps, "unit": "step", "leave": False}
         return self.resources.enter_context(tqdm(desc=f"Epoch {run.epoch}", **settings))
 
-    def on_evaluated(self, run, name, values):
+    def on_evaluated(self, run: Run, name: str, values: dict[str, float]) -> None:
         if name == "train":  # the epoch's steps are done
             self.close(run)
 
-    def on_end(self, run):
+    def on_end(self, run: Run) -> None:
         self.close(run)
 
-    def close(self, run):
+    def close(self, run: Run) -> None:
         self.resources.close()
         self.bar = self.epoch = None

@@ -8,25 +8,31 @@ inputs that are not finite to the operation that made one from finite inputs. Va
 
 import linecache
 import sysconfig
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
+from typing import Literal as OneOf
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jaxtyping import Array, Int, PyTree
 
+from training.base import StepResult, TrainState
 from training.engine import leaves_of, type_and_shape
 from training.loss import distribution
 from training.update import floats, genuine, loss_of_examples, made_floats
 from utils import counts_of_scan, is_library, named_leaves, relative_path
 
+Kind: TypeAlias = OneOf["nan", "inf"]
+
 # {operation that only calls a function: its parameter that holds the function}
 CALLS = {"jit": "jaxpr", "remat2": "jaxpr", "closed_call": "call_jaxpr"}
 CALLS |= {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
-TESTS = {"nan": np.isnan, "inf": np.isinf}
+TESTS: dict[Kind, Callable[[np.ndarray], np.ndarray]] = {"nan": np.isnan, "inf": np.isinf}
 TRAINING = Path(__file__).resolve().parents[1]
 JAX, PYTHON = f"{Path(jax.__file__).parent}/", f"{sysconfig.get_path('stdlib')}/"
 NAMES = {"params": "the parameter", "state": "the model's state"}
@@ -36,21 +42,35 @@ UPDATE = "in the update"
 NOT_FIRST = 3  # the rank of an operation that was given what is bad about its result
 
 
+Equations: TypeAlias = tuple[
+    JaxprEqn, ...
+]  # that of an operation, then those of the calls around it
+Rounds: TypeAlias = tuple[str, ...]  # the iterations of the loops around an operation
+
+
+class Frame(NamedTuple):
+    """A line of code."""
+
+    file: str
+    line: int
+    function: str
+
+
 @dataclass(eq=False)
 class Cause:
     """What made a value that is not finite: an operation, or an argument of the step, which has a
     name. `rank` is 0 for an operation with finite inputs, 1 if it made nan of infinities, 2 if its
     bad inputs are constants in the code."""
 
-    kind: str  # "nan" or "inf"
+    kind: Kind
     rank: int
     order: int = 0  # of the operation in the step
-    sources: tuple = ()  # the Causes of the inputs that are not finite
-    path: tuple = ()  # the equation of the operation, then those of the calls around it
-    rounds: tuple = ()  # the iterations of the loops around it
+    sources: tuple["Cause", ...] = ()  # the Causes of the inputs that are not finite
+    path: Equations = ()
+    rounds: Rounds = ()
     after: str = ""  # the last parameter that contributed
     name: str = ""  # of an argument
-    inputs: tuple = ()  # arrays; only of what may be the first cause
+    inputs: tuple[Array, ...] = ()  # only of what may be the first cause
     array: Any = None  # the result
 
 
@@ -61,24 +81,26 @@ class Value(NamedTuple):
     constant: bool = False  # whether it is computed only from constants in the code
     # (when a parameter last contributed to it, or 0 if it is computed from parameters alone, the
     # name of that parameter)
-    after: tuple | None = None
+    after: tuple[int, str] | None = None
     cause: Cause | None = None  # if it is not finite and not a constant
 
     @property
-    def kind(self):
+    def kind(self) -> Kind | None:
         """ "nan" or "inf" if such numbers are in the array."""
         if not jnp.issubdtype(jnp.result_type(self.array), jnp.inexact):
             return None
         return next((k for k, test in TESTS.items() if test(np.asarray(self.array)).any()), None)
 
 
-def first_bad_op(step, ts, batch, valid):
+def first_bad_op(
+    step: Callable[..., StepResult], ts: TrainState, batch: PyTree, valid: Int[Array, ""] | int
+) -> str | None:
     """A sentence about the operation that made the first nan or infinity in an Update's step, or
     None."""
     # All values must be on the same device, and one device is enough.
     ts, batch = jax.device_put((ts, batch), jax.local_devices()[0])
 
-    def computed(ts, batch):
+    def computed(ts: TrainState, batch: PyTree) -> list[Array]:
         result = step(ts, batch, valid)
         loss = jnp.where(genuine(batch, valid), loss_of_examples(result.losses), 0)
         return [loss, *(leaf for _, leaf in (*floats(result.grads), *made_floats(result.new)))]
@@ -94,12 +116,13 @@ def first_bad_op(step, ts, batch, valid):
     if cause.name:
         return described_argument(cause)
     frames = frames_of(cause)
-    if frames and is_in(frames[0], distribution):
+    of_labels = distribution.__code__.co_filename, distribution.__qualname__
+    if frames and (frames[0].file, frames[0].function) == of_labels:
         return described_label(cause, batch, valid)
     return described_op(cause, frames, phase(cause, bad is loss.cause))
 
 
-def argument(name, leaf):
+def argument(name: str, leaf: Array) -> Value:
     """The Value of an argument of the step."""
     value = Value(leaf, after=(0, name) if name.startswith("params") else None)
     cause = value.kind and Cause(value.kind, -1, name=name, array=leaf)
@@ -110,10 +133,16 @@ class Interpreter:
     """Runs a function one operation at a time, and remembers how values that are not finite
     spread."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.count = 0
 
-    def run(self, closed, inputs, path=(), rounds=()):
+    def run(
+        self,
+        closed: ClosedJaxpr | Jaxpr,
+        inputs: Sequence[Value],
+        path: Equations = (),
+        rounds: Rounds = (),
+    ) -> list[Value]:
         """The Values that a jaxpr, open or closed, makes from these."""
         jaxpr = getattr(closed, "jaxpr", closed)
         constants = [Value(const, constant=True) for const in getattr(closed, "consts", ())]
@@ -122,7 +151,7 @@ class Interpreter:
         uses += [(atom, len(jaxpr.eqns)) for atom in jaxpr.outvars]
         last_use = {atom: i for atom, i in uses if not isinstance(atom, Literal)}
 
-        def read(atom):
+        def read(atom: Var | Literal) -> Value:
             return Value(atom.val, constant=True) if isinstance(atom, Literal) else known[atom]
 
         for i, eqn in enumerate(jaxpr.eqns):
@@ -133,7 +162,9 @@ class Interpreter:
                     known.pop(atom, None)
         return [read(atom) for atom in jaxpr.outvars]
 
-    def results(self, eqn, operands, path, rounds):
+    def results(
+        self, eqn: JaxprEqn, operands: Sequence[Value], path: Equations, rounds: Rounds
+    ) -> list[Value]:
         """The Values of an equation's results."""
         name = eqn.primitive.name
         if name in CALLS:
@@ -147,7 +178,9 @@ class Interpreter:
         arrays = bind(eqn, [value.array for value in operands])
         return [self.recorded(operands, array, path, rounds) for array in arrays]
 
-    def scan(self, params, operands, path, rounds):
+    def scan(
+        self, params: dict[str, Any], operands: Sequence[Value], path: Equations, rounds: Rounds
+    ) -> list[Value]:
         """The results of a loop over rows."""
         length, (first, carried) = params["length"], counts_of_scan(params)
         consts, carry = operands[:first], operands[first : first + carried]
@@ -162,7 +195,9 @@ class Interpreter:
         arrays = [(rows, jnp.stack([row.array for row in rows])) for rows in stacks]
         return [*carry, *(self.recorded(rows, array, path) for rows, array in arrays)]
 
-    def recorded(self, inputs, array, path, rounds=()):
+    def recorded(
+        self, inputs: Sequence[Value], array: Array, path: Equations, rounds: Rounds = ()
+    ) -> Value:
         """The Value of an array that an operation made from the inputs."""
         self.count += 1
         constant = all(value.constant for value in inputs)
@@ -183,7 +218,7 @@ class Interpreter:
         return value._replace(cause=cause)
 
 
-def sources_of(eqn, inputs, array, kind):
+def sources_of(eqn: JaxprEqn, inputs: Sequence[Value], array: Array, kind: Kind) -> list[Value]:
     """The inputs that made a result nan (or inf): those of the same kind if there are any."""
     if eqn.primitive.name == "select_n":  # jnp.where: only the cases that it took bad values from
         which, *cases = inputs
@@ -194,7 +229,7 @@ def sources_of(eqn, inputs, array, kind):
     return [value for value in bad if value.kind == kind] or bad
 
 
-def first_cause(bad):
+def first_cause(bad: Cause) -> Cause:
     """The first of all Causes of a bad value, the most informative ones before the others."""
     todo, causes = [bad], set()
     while todo:
@@ -204,7 +239,7 @@ def first_cause(bad):
     return min(causes, key=lambda cause: (cause.rank, cause.order))
 
 
-def bind(eqn, arrays):
+def bind(eqn: JaxprEqn, arrays: Sequence[Any]) -> list[Array]:
     """The results of an equation for these inputs."""
     params = eqn.primitive.get_bind_params(eqn.params)
     with eqn.ctx.manager:
@@ -212,7 +247,7 @@ def bind(eqn, arrays):
     return results if eqn.primitive.multiple_results else [results]
 
 
-def phase(cause, loss_is_bad):
+def phase(cause: Cause, loss_is_bad: bool) -> str:
     """The words for the part of the step to which an operation belongs."""
     if loss_is_bad:
         return "in the forward pass"
@@ -224,7 +259,7 @@ def phase(cause, loss_is_bad):
     return UPDATE
 
 
-def described_argument(cause):
+def described_argument(cause: Cause) -> str:
     """The sentence on an argument of the step that is not finite."""
     array = np.asarray(cause.array)
     head, _, rest = cause.name.partition("/")
@@ -235,7 +270,7 @@ def described_argument(cause):
     return f"not this step: {name} was already {cause.kind} before it{many}"
 
 
-def described_label(cause, batch, valid):
+def described_label(cause: Cause, batch: PyTree, valid: Int[Array, ""] | int) -> str:
     """The sentence on a label outside the classes, for which training.loss returns nan."""
     classes = cause.array.shape[-1]
     allowed = f"outside the {classes} classes, 0 to {classes - 1}"
@@ -248,7 +283,7 @@ def described_label(cause, batch, valid):
     return f"a label is {allowed}"
 
 
-def described_op(cause, frames, phase):
+def described_op(cause: Cause, frames: list[Frame], phase: str) -> str:
     """The sentence on an operation that made a nan or an infinity."""
     operation = cause.path[0].primitive.name
     rounds = "".join(f", in iteration {number} of a loop" for number in cause.rounds)
@@ -263,12 +298,13 @@ def described_op(cause, frames, phase):
     return f"{head}; it got {got}, and returned {returned}{HINTS.get(operation, '')}"
 
 
-def frames_of(cause):
-    """[(file, line, function)] of an operation's code, innermost first, without JAX, Python and
+def frames_of(cause: Cause) -> list[Frame]:
+    """The lines of an operation's code, innermost first, without JAX, Python and
     op.py, whose wrapper surrounds every layer."""
-    frames = [frame for eqn in cause.path for frame in eqn.source_info.traceback.frames]
+    tracebacks = [eqn.source_info.traceback for eqn in cause.path]
+    frames = [frame for traceback in tracebacks if traceback for frame in traceback.frames]
     return [
-        (f.file_name, f.line_num, f.function_name)
+        Frame(f.file_name, f.line_num, f.function_name)
         for f in frames
         if not f.file_name.startswith((JAX, "<frozen"))
         and not f.file_name.endswith("model/layers/op.py")
@@ -276,7 +312,7 @@ def frames_of(cause):
     ]
 
 
-def code_places(frames):
+def code_places(frames: list[Frame]) -> str:
     """The lines of code of an operation: the innermost, which may be in a library, the innermost
     outside of libraries, and the calls of the model around it."""
     shown, own, before = [], None, None
@@ -293,12 +329,7 @@ def code_places(frames):
     return ", called from ".join(shown) or "no line of Python code"
 
 
-def is_in(frame, function):
-    """Whether a frame belongs to this function of the toolkit."""
-    return (frame[0], frame[2]) == (function.__code__.co_filename, function.__qualname__)
-
-
-def summary(array):
+def summary(array: Array) -> str:
     """Type, shape and range of an input of an operation."""
     text, numbers = type_and_shape(array), np.asarray(array)
     if not jnp.issubdtype(array.dtype, jnp.number):
@@ -313,7 +344,7 @@ def summary(array):
     return f"{text} from {numbers[finite].min():.4g} to {numbers[finite].max():.4g}"
 
 
-def example(cause, array):
+def example(cause: Cause, array: np.ndarray) -> str:
     """The index of the first bad number and, for an elementwise operation, the numbers that made
     it."""
     index = tuple(np.argwhere(TESTS[cause.kind](array))[0])
@@ -329,11 +360,11 @@ def example(cause, array):
     return f"{text}: {cause.path[0].primitive.name}({shown}) = {result:.4g}"
 
 
-def bad_of(array):
+def bad_of(array: np.ndarray) -> str:
     """How many numbers of an array are not finite, such as "5 of 20"."""
     return f"{(~np.isfinite(array)).sum()} of {array.size}"
 
 
-def first_index(array, kind):
+def first_index(array: np.ndarray, kind: Kind) -> str:
     """The index of the first nan or infinity, such as "[4, 2]"; "" for a scalar."""
     return str(np.argwhere(TESTS[kind](array))[0].tolist()) if array.ndim else ""

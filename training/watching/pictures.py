@@ -6,8 +6,15 @@ They are fast, since callbacks draw them while a run trains.
 import math
 import struct
 import zlib
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
+from jaxtyping import Bool, Float, UInt8
+from numpy.typing import ArrayLike
+
+Picture: TypeAlias = UInt8[np.ndarray, "height width"] | UInt8[np.ndarray, "height width 3"]
+Colour: TypeAlias = tuple[int, int, int]
 
 # A font of 5 x 8 dots: the five columns of every character from ' ' to '~', the lowest bit on top.
 FONT = bytes.fromhex(
@@ -31,7 +38,7 @@ INK, FAINT, PAPER = (38, 41, 46), (148, 152, 158), (255, 255, 255)
 RIGHT, WRONG = np.array((8, 81, 156)), np.array((200, 64, 0))
 
 
-def png(array):
+def png(array: ArrayLike) -> bytes:
     """The bytes of a PNG file: grey from uint8 (H, W), coloured from uint8 (H, W, 3)."""
     array = np.asarray(array)
     valid = array.ndim in (2, 3) and array.shape[2:] in ((), (3,)) and array.size
@@ -51,7 +58,7 @@ def png(array):
     return file
 
 
-def as_picture(x):
+def as_picture(x: Any) -> Picture | None:
     """An example as uint8 (H, W) or (H, W, 3), or None if it does not have an image's shape."""
     try:
         x = np.asarray(x)
@@ -71,7 +78,13 @@ def as_picture(x):
     return np.rint((x - low) * (255 / max(high - low, 1e-30))).clip(0, 255).astype(np.uint8)
 
 
-def grid(pictures, columns=None, scale=None, gap=2, captions=None):
+def grid(
+    pictures: Sequence[ArrayLike],
+    columns: int | None = None,
+    scale: int | None = None,
+    gap: int = 2,
+    captions: Sequence[object] | None = None,
+) -> Picture:
     """Pictures side by side, each with its caption below it; grey if all of them are grey.
 
     Small pictures are enlarged by a whole factor.
@@ -105,7 +118,7 @@ def grid(pictures, columns=None, scale=None, gap=2, captions=None):
     return sheet
 
 
-def text_mask(text, size=1):
+def text_mask(text: str, size: int = 1) -> Bool[np.ndarray, "height width"]:
     """Where a line of text has ink; a character that the font lacks becomes a question mark."""
     codes = [ord(c) - 32 if " " <= c <= "~" else ord("?") - 32 for c in text]
     line = np.zeros((TALL, BROAD * len(codes)), bool)
@@ -114,7 +127,14 @@ def text_mask(text, size=1):
     return line[:, :-1].repeat(size, axis=0).repeat(size, axis=1)
 
 
-def write(sheet, text, centre, size=1, colour=INK, upward=False):
+def write(
+    sheet: Picture,
+    text: str,
+    centre: tuple[float | int, float | int],
+    size: int = 1,
+    colour: Colour = INK,
+    upward: bool = False,
+) -> None:
     """Write a line of text into a picture around (x, y); what does not fit is cut off."""
     mask = np.rot90(text_mask(text, size)) if upward else text_mask(text, size)
     left, top = (max(0, round(c - n / 2)) for c, n in zip(centre, mask.shape[::-1], strict=True))
@@ -130,7 +150,9 @@ LONGEST = 14  # characters of a class's name
 TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # cells between two labels of an axis
 
 
-def matrix(counts, normalized=False, names=None):
+def matrix(
+    counts: ArrayLike, normalized: bool = False, names: Sequence[str] | None = None
+) -> UInt8[np.ndarray, "height width 3"]:
     """A confusion matrix with a row for each true label, right cells blue and wrong ones orange.
 
     The share of a cell in its row determines how strong its colour is. Classes have numbers unless
@@ -138,16 +160,18 @@ def matrix(counts, normalized=False, names=None):
     """
     counts = np.asarray(counts, np.float64)
     each = math.ceil(len(counts) / LARGEST)
-    starts = np.arange(0, len(counts), each)
+    starts = range(0, len(counts), each)
     counts = np.add.reduceat(np.add.reduceat(counts, starts, axis=0), starts, axis=1)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1e-30)
     names = names and [str(names[i])[:LONGEST] for i in starts]
-    labels, before = names or [str(i) for i in starts], margin(names)
+    labels = names or [str(i) for i in starts]
+    # The pixels before the cells, where the labels of an axis are.
+    before = max(BEFORE, 34 + 2 * BROAD * max(map(len, labels))) if names else BEFORE
     if len(counts) > NUMBERED:
         return framed(shades(shares), max(1, 640 // len(counts)), labels, before)
     texts = {}
     for cell, share in np.ndenumerate(shares):
-        texts[cell] = f"{100 * share:.1f}" if normalized else short(counts[cell])
+        texts[cell] = f"{100 * share:.1f}" if normalized else short(float(counts[cell]))
     side = max(44, 12 + 2 * BROAD * max(map(len, texts.values())))
     sheet = framed(shades(shares), side, labels, before)
     for (row, column), text in texts.items():
@@ -158,7 +182,7 @@ def matrix(counts, normalized=False, names=None):
     return sheet
 
 
-def short(count):
+def short(count: float) -> str:
     """A count in at most five characters: 1234, 56k, 7M."""
     for size, unit in ((1, ""), (1e3, "k"), (1e6, "M")):
         if count < 9999.5 * size:
@@ -166,19 +190,16 @@ def short(count):
     return f"{count:.0e}"
 
 
-def shades(shares):
+def shades(shares: Float[np.ndarray, "classes classes"]) -> UInt8[np.ndarray, "classes classes 3"]:
     """The colour of each cell; mistakes have stronger colours, so that rare ones are visible."""
     right = np.eye(len(shares), dtype=bool)[..., None]
     strength = shares[..., None] ** np.where(right, 0.5, 0.35)
     return np.rint(255 + (np.where(right, RIGHT, WRONG) - 255) * strength).astype(np.uint8)
 
 
-def margin(names):
-    """The pixels before the cells, where the labels of an axis are."""
-    return max(BEFORE, 34 + 2 * BROAD * max(map(len, names))) if names else BEFORE
-
-
-def framed(colours, cell, labels, before):
+def framed(
+    colours: UInt8[np.ndarray, "classes classes 3"], cell: int, labels: Sequence[str], before: int
+) -> UInt8[np.ndarray, "height width 3"]:
     """The cells, enlarged to `cell` pixels, between two axes with a label for each cell."""
     side = len(colours) * cell
     sheet = np.full((AFTER + side + before, before + side + AFTER, 3), 255, np.uint8)

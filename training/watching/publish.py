@@ -20,18 +20,22 @@ import io
 import logging
 import re
 import threading
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import numpy as np
+from jaxtyping import Shaped
 
 from utils import RunError, UserError, first_line, format_bytes
 from utils.files import atomic_write
+
+T = TypeVar("T")
 
 logger = logging.getLogger("main")
 
@@ -56,7 +60,7 @@ class About(NamedTuple):
 class Publisher:
     """All trackers of a run. Its methods never raise, and only copy what they are passed."""
 
-    def __init__(self, trackers=(), about=None):
+    def __init__(self, trackers: Iterable[object] = (), about: About | None = None) -> None:
         for tracker in trackers:
             has_method = any(hasattr(tracker, method) for method in METHODS)
             if isinstance(tracker, str | type) or not has_method:
@@ -65,14 +69,14 @@ class Publisher:
         self.channels = [Channel(tracker, about) for tracker in trackers]
         self.closed, self.warned = False, set()
 
-    def scalars(self, step, values):
+    def scalars(self, step: int, values: Mapping[str, Any]) -> None:
         """Publish numbers by name."""
         channels = self.channels_for("scalars")
         if channels and (numbers := self.attempt("scalars", f"at step {step}", as_numbers, values)):
             for channel in channels:
                 channel.put("scalars", step, dict(numbers))
 
-    def image(self, step, name, picture):
+    def image(self, step: int, name: str, picture: Any) -> None:
         """Publish an array (H, W) or (H, W, channels), the bytes of a PNG file, or a figure.
 
         A figure is an object with Matplotlib's method `savefig`.
@@ -83,25 +87,26 @@ class Publisher:
             for channel in channels:
                 channel.put("image", step, name, copy, size=copy.size)
 
-    def histogram(self, step, name, values):
+    def histogram(self, step: int, name: str, values: Any) -> None:
         """Publish the distribution of an array's values."""
         if not (channels := self.channels_for("histogram")):
             return
         copy = self.attempt(f"histogram {name}", f"at step {step}", flat_copy, values)
-        for channel in channels if copy is not None else ():
-            channel.put("histogram", step, name, copy, size=copy.nbytes)
+        if copy is not None:
+            for channel in channels:
+                channel.put("histogram", step, name, copy, size=copy.nbytes)
 
-    def text(self, step, name, text):
+    def text(self, step: int, name: str, text: object) -> None:
         """Publish a text."""
         for channel in self.channels_for("text"):
             channel.put("text", step, name, str(text), size=len(str(text)))
 
-    def back_to(self, step):
+    def back_to(self, step: int) -> None:
         """Publish that the run continues from an earlier step."""
         for channel in self.channels_for("back_to"):
             channel.put("back_to", step)
 
-    def close(self, metrics, seconds=30.0):
+    def close(self, metrics: Mapping[str, Any], seconds: float = 30.0) -> bool:
         """Let all trackers finish, wait for them at most `seconds`, and return whether all ended.
 
         If one has not, the caller should leave by os._exit, since the libraries that the tracker
@@ -128,13 +133,13 @@ class Publisher:
                 channel.drop(f"did not end within {seconds:g} s")
         return not any(channel.thread.is_alive() for channel in self.channels)
 
-    def channels_for(self, method):
+    def channels_for(self, method: str) -> list["Channel"]:
         """The channels of trackers that are still in use and have a method."""
         if self.closed:
             return []
         return [c for c in self.channels if c.is_open() and hasattr(c.tracker, method)]
 
-    def attempt(self, what, when, convert, *arguments):
+    def attempt(self, what: str, when: str, convert: Callable[..., T], *arguments: Any) -> T | None:
         """The result of a conversion; None, with one warning per `what`, if it fails."""
         try:
             return convert(*arguments)
@@ -148,7 +153,7 @@ class Publisher:
 class Channel:
     """One tracker: its thread, and the queue of calls for it."""
 
-    def __init__(self, tracker, about):
+    def __init__(self, tracker: object, about: About | None) -> None:
         self.tracker, self.name = tracker, type(tracker).__name__.lower()
         self.queue, self.lock = SimpleQueue(), threading.Lock()
         self.open, self.since, self.step = True, None, about.step if about else 0
@@ -158,7 +163,7 @@ class Channel:
         self.thread = threading.Thread(target=self.work, name=f"tracker {self.name}", daemon=True)
         self.thread.start()
 
-    def work(self):
+    def work(self) -> None:
         """The tracker's thread: make one call after the other until STOP."""
         while True:
             method, arguments, size = self.queue.get()
@@ -173,7 +178,7 @@ class Channel:
             self.since = None
             self.bytes_out += size
 
-    def call(self, method, *arguments):
+    def call(self, method: str, *arguments: Any) -> None:
         """Call a method of the tracker; a picture is encoded first, and skipped if that fails."""
         if method not in ("start", "finish"):
             self.step = arguments[0]
@@ -184,7 +189,7 @@ class Channel:
             arguments = step, name, png
         getattr(self.tracker, method)(*arguments)
 
-    def put(self, method, *arguments, size=0):
+    def put(self, method: str, *arguments: Any, size: int = 0) -> None:
         """Queue a call; drop the tracker if too many wait."""
         if self.queue.qsize() >= MOST_ITEMS:
             return self.drop(f"fell behind by {MOST_ITEMS} items")
@@ -193,20 +198,20 @@ class Channel:
         self.bytes_in += size
         self.queue.put((method, arguments, size))
 
-    def finish(self, metrics):
+    def finish(self, metrics: dict[str, float]) -> None:
         """Queue the last call."""
         if self.open and hasattr(self.tracker, "finish"):
             self.queue.put(("finish", (metrics,), 0))
         self.queue.put((STOP, (), 0))
 
-    def is_open(self):
+    def is_open(self) -> bool:
         """Whether the tracker is still in use; one that hangs is dropped here."""
         since = self.since  # a local copy, since the thread may end the call at any moment
         if self.open and since is not None and monotonic() - since > ITEM_SECONDS:
             self.drop(f"took more than {ITEM_SECONDS:g} s for one item")
         return self.open
 
-    def drop(self, why):
+    def drop(self, why: str) -> None:
         """Log once why the tracker is dropped, and empty its queue."""
         with self.lock:
             was_open, self.open = self.open, False
@@ -223,41 +228,39 @@ class Channel:
 class Picture:
     """A copy of a picture, encoded once, by the first thread that needs it."""
 
-    def __init__(self, picture, encode):
-        self.lock, self.encode, self.bytes, self.array = threading.Lock(), encode, None, None
+    def __init__(self, picture: Any, encode: Callable[[np.ndarray], bytes | None]) -> None:
+        self.lock, self.encode = threading.Lock(), encode
         if hasattr(picture, "savefig"):  # drawn now, since its owner may change or close it
             file = io.BytesIO()
             picture.savefig(file, format="png")
             picture = file.getvalue()
-        if not isinstance(picture, bytes):
-            self.array = np.array(picture)
-        elif picture.startswith(b"\x89PNG"):
-            self.bytes = picture
-        else:
+        content = picture if isinstance(picture, bytes) else np.array(picture)
+        if isinstance(content, bytes) and not content.startswith(b"\x89PNG"):
             raise ValueError("these bytes are not a PNG file")
-        self.size = len(self.bytes) if self.bytes else self.array.nbytes
+        self.size = len(content) if isinstance(content, bytes) else content.nbytes
+        self.content: bytes | np.ndarray | None = content
 
-    def png(self):
+    def png(self) -> bytes | None:
         """The bytes of a PNG file, or None if the encoding failed."""
         with self.lock:
-            if self.array is not None:
-                self.bytes, self.array = self.encode(self.array), None
-            return self.bytes
+            if isinstance(self.content, np.ndarray):
+                self.content = self.encode(self.content)
+            return self.content
 
 
 class PictureFiles:
     """The tracker that keeps the newest picture of each name in the run's folder, for the
     report."""
 
-    def start(self, about):
+    def start(self, about: About) -> None:
         self.folder = about.folder / "pictures"
 
-    def image(self, step, name, png):
+    def image(self, step: int, name: str, png: bytes) -> None:
         self.folder.mkdir(exist_ok=True)
         atomic_write(self.folder / f"{file_name(name)}.png", png)
 
 
-def file_name(name):
+def file_name(name: str) -> str:
     """A name of a picture as that of a file; a long one is cut, and ends with a hash."""
     quoted = quote(name, safe=" ")
     if len(quoted) <= LONGEST_NAME:
@@ -266,7 +269,7 @@ def file_name(name):
     return f"{re.sub('%.?$', '', quoted[:LONGEST_NAME])} {digest}"
 
 
-def as_png(array):
+def as_png(array: np.ndarray) -> bytes:
     """An array as the bytes of a PNG file."""
     from training.watching.pictures import as_picture, png
 
@@ -276,11 +279,11 @@ def as_png(array):
     return png(picture)
 
 
-def as_numbers(values):
+def as_numbers(values: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in values.items()}
 
 
-def flat_copy(values):
+def flat_copy(values: Any) -> Shaped[np.ndarray, "size"]:
     """A read-only copy with one axis; types that NumPy lacks, such as bfloat16, become float32."""
     array = np.array(values).ravel()
     if array.dtype.kind not in "biuf":
@@ -289,7 +292,7 @@ def flat_copy(values):
     return array
 
 
-def summary(error):
+def summary(error: BaseException) -> str:
     """An error in one line; messages of UserError and RunError are shown without a class name."""
     message, name = first_line(error), type(error).__name__
     if isinstance(error, UserError | RunError):

@@ -1,16 +1,25 @@
 """A run as observers see it: everything can be read, nothing can be set."""
 
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property, partial
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any, NoReturn
 
 import jax
+import numpy as np
+from jaxtyping import PyTree
 
+from data_loader.base import Tokenizer
 from data_loader.tokenizers.saved import from_json
-from model.generate import generate
+from model.generate import Sampling, generate
 from training.devices.placing import fetched
 from training.objective import outputs, with_precision
 from training.processes import several
+from training.recipe import Recipe
+from training.run import Run
+from training.watching.publish import Publisher
 from utils import UserError
 
 # What a Run has besides, which is not for observers.
@@ -52,8 +61,18 @@ class View:
     """
 
     def __init__(
-        self, run, recipe, learning_rate, *, sets, folder, config, publish, classes, tokenizer
-    ):
+        self,
+        run: Run,
+        recipe: Recipe,
+        learning_rate: Callable[[], dict[str, float]],
+        *,
+        sets: Mapping[str, Any],
+        folder: Path | None,
+        config: dict[str, Any],
+        publish: Publisher,
+        classes: Sequence[str] | None,
+        tokenizer: str | None,
+    ) -> None:
         model = with_precision(recipe.model, recipe.training.precision)
         vars(self).update(
             model=recipe.model,
@@ -72,37 +91,47 @@ class View:
         )
 
     @property
-    def config(self):
+    def config(self) -> dict[str, Any]:
         return deepcopy(self._config)
 
     @property
-    def history(self):
+    def history(self) -> tuple[dict[str, Any], ...]:
         return tuple(dict(row) for row in self._run.history)
 
     @property
-    def per_step(self):
+    def per_step(self) -> dict[str, np.ndarray]:
         each = self._run.each_step
         return {name.removeprefix("train_"): array for name, array in each.items()}
 
     @cached_property
-    def tokenizer(self):  # made only if a callback uses it, since that may take a second
+    def tokenizer(
+        self,
+    ) -> Tokenizer | None:  # made only if a callback uses it, since that may take a second
         return self._tokenizer and from_json(self._tokenizer)
 
-    def apply(self, x):
+    def apply(self, x: PyTree) -> PyTree:
         return self._apply(*self._run.evaluated_weights(), x)
 
-    def first_examples(self, count):
+    def first_examples(self, count: int) -> list[Any] | None:
         return self._recipe.first_examples(self.sets["train"], count)
 
-    def predict(self, x):
+    def predict(self, x: PyTree) -> PyTree:
         return self._predict(*self._run.evaluated_weights(), x)
 
-    def generate(self, prompts, tokens, sampling=None, *, seed=0, stop=None):
+    def generate(
+        self,
+        prompts: Sequence[Any],
+        tokens: int,
+        sampling: Sampling | None = None,
+        *,
+        seed: int = 0,
+        stop: int | None = None,
+    ) -> list[list[int]]:
         params, state = self._whole_weights()
         options = {"state": state, "seed": seed, "stop": stop}
         return generate(self._writer, params, prompts, tokens, sampling, **options)
 
-    def sample(self, labels, *, seed=0, **options):
+    def sample(self, labels: Any, *, seed: int = 0, **options: Any) -> PyTree:
         make = self._recipe.objective.sample
         if make is None:
             raise UserError(
@@ -111,25 +140,25 @@ class View:
         params, state = self._whole_weights()
         return make(params, jax.random.key(seed), labels, state=state, **options)
 
-    def _whole_weights(self):
+    def _whole_weights(self) -> tuple[PyTree, PyTree]:
         """The weights that are evaluated; with several processes, each has all of them."""
         weights = self._run.evaluated_weights()
         if several():  # each process makes the same one
             return jax.device_put(jax.tree.map(fetched, weights), jax.local_devices()[0])
         return weights
 
-    def __dir__(self):
+    def __dir__(self) -> list[str]:
         names = {*super().__dir__(), *dir(self._run)} - HIDDEN
         return [name for name in names if not name.startswith("_")]
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in dir(self):
             names = ", ".join(sorted(dir(self)))
             raise AttributeError(f"a callback sees no {name!r} of a run; there are {names}")
         value = getattr(self._run, name)
         return MappingProxyType(dict(value)) if name in ("metrics", "arrays") else value
 
-    def __setattr__(self, name, value):
+    def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(
             f"a callback only reads the run, so {name!r} cannot be set; "
             "return {'stop': True} or {'lr_scale': x}"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.training.report.saved_run import report, save, save_pictures
-from training.report.mistakes import DEEP
+from training.report.written import DEEP
 from training.watching.pictures import png
 
 

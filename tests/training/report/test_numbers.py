@@ -4,7 +4,8 @@ import math
 
 import numpy as np
 
-from training.report.numbers import duration, plain, thinned
+from training.report.curves import thinned
+from training.report.markup import duration, plain
 
 
 def test_numbers_are_short_and_readable():

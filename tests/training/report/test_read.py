@@ -104,8 +104,8 @@ def test_warnings_at_both_ends_of_a_log_are_found(tmp_path, between):
     late = [f"[main WARNING] : {stamp}59,000 - late"]
     (tmp_path / "train.log").write_text("\n".join([*early, *lines, *late]) + "\n")
     found = read_log(tmp_path / "train.log")
-    assert found["warnings"] == early + late
-    assert (found["began"], found["ended"]) == (f"{stamp}00", f"{stamp}59")
+    assert found.warnings == early + late
+    assert (found.began, found.ended) == (f"{stamp}00", f"{stamp}59")
 
 
 def test_a_folder_that_is_not_a_run(tmp_path):

@@ -4,8 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from training.watching import waiting
-from training.watching.waiting import WaitingForData
+from training.watching.metric_log import ADVICE, WaitingForData
 
 
 def messages(caplog, shares, advice=None):
@@ -22,7 +21,7 @@ def messages(caplog, shares, advice=None):
 @pytest.mark.parametrize("advice", [None, "use more workers"])
 def test_a_run_that_waits_says_so_once_and_what_to_do(caplog, advice):
     (message,) = messages(caplog, [0.2, 0.9, 0.7, 1.0], advice)
-    assert message == f"Training waits for data 60% of the time: {advice or waiting.ADVICE}"
+    assert message == f"Training waits for data 60% of the time: {advice or ADVICE}"
 
 
 def test_a_run_that_computes_says_nothing(caplog):

@@ -1,13 +1,18 @@
 """How often each class is predicted for each label."""
 
+from dataclasses import dataclass
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from training.base import Callback, tracked
 from training.observers import Every
 from training.watching.callbacks import common
 from training.watching.pictures import matrix, png
+from training.watching.view import View
 from utils import UserError
 from utils.forms import checked
 
@@ -26,10 +31,10 @@ def confusion_matrix(
     position of a sequence counts; a target that is a distribution counts as its likeliest class;
     labels outside the classes are left out.
     """
-    return ConfusionMatrix(normalized, sets, every)
+    return Callback(ConfusionMatrix(normalized, sets, every))
 
 
-def pairs(output, target):
+def pairs(output: Any, target: Any) -> dict[str, Array]:
     """How often each (label, prediction) occurs in one example."""
     label, valid = common.class_label("confusion_matrix", output, target)
     count = output.shape[-1]
@@ -43,15 +48,19 @@ def pairs(output, target):
     return {"counts": actual.T @ predicted, "invalid": ~valid}
 
 
+@dataclass
 class ConfusionMatrix:
-    def __init__(self, normalized, sets, every):
-        self.normalized, self.sets, self.every = normalized, sets, every
+    normalized: bool
+    sets: tuple[str, ...] | None
+    every: Every | None
+
+    def __post_init__(self) -> None:
         self.metrics = {"confusion_matrix": tracked(pairs, mode="SUM", phase="EVAL")}
 
-    def on_start(self, run):
+    def on_start(self, run: View) -> None:
         common.check_sets("confusion_matrix", self.sets, run)
 
-    def on_evaluated(self, run, name, values):
+    def on_evaluated(self, run: View, name: str, values: dict[str, float]) -> None:
         """Write the numbers of a set and publish its picture."""
         if not common.is_held_out(name, self.sets):
             return

@@ -1,10 +1,12 @@
 """Stop the run when a metric no longer improves."""
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from training.base import Callback
 from training.options import monitor_for, sign_of
-from training.watching.callbacks.common import after_evaluation, is_measured
+from training.watching.callbacks.common import after_evaluation, monitored
+from training.watching.view import View
 from utils.forms import Count, NonNegative, checked
 
 
@@ -22,25 +24,28 @@ def early_stopping(
     With `restore_best`, a run that has ended, early or not, returns the weights and the values of
     its best checkpoint; checkpoint.monitor must be the same metric.
     """
-    return EarlyStopping(monitor, mode, patience, min_delta, restore_best)
+    return Callback(EarlyStopping(monitor, mode, patience, min_delta, restore_best))
 
 
+@dataclass
 class EarlyStopping:
-    def __init__(self, monitor, mode, patience, min_delta, restore_best):
-        self.monitor, self.mode, self.patience, self.min_delta = monitor, mode, patience, min_delta
-        self.restore_best = restore_best
+    monitor: str
+    mode: str
+    patience: int
+    min_delta: float
+    restore_best: bool
 
-    def sign(self):
+    def sign(self) -> int:
         """1 if lower values of the metric are better, -1 if higher ones are."""
         return sign_of(self.monitor, self.mode, "early_stopping: mode")
 
-    def on_start(self, run):
+    def on_start(self, run: View) -> None:
         self.memory = {"best": None, "waited": 0}
 
-    def on_row(self, run, row):
+    def on_row(self, run: View, row: dict[str, Any]) -> dict[str, bool] | None:
         monitor = monitor_for(self.monitor, run.sets, "test_loss")
-        if not is_measured(monitor, row):
+        value = monitored(monitor, self.sign(), row)
+        if value is None:
             return None
-        value = self.sign() * row[monitor]
         self.memory = after_evaluation(self.memory, value, self.min_delta)
         return {"stop": self.memory["waited"] >= self.patience}

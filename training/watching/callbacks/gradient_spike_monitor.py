@@ -3,11 +3,13 @@
 import json
 import logging
 import math
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from training.base import Callback
 from training.watching.callbacks.common import append_lines, cut_back
 from training.watching.metric_log import json_safe
+from training.watching.view import View
 from utils.forms import CountOrZero, Fraction, Range, checked
 
 logger = logging.getLogger("main")
@@ -28,22 +30,24 @@ def gradient_spike_monitor(
     over at least `warmup` earlier steps. In the average, the length of a spike is cut to the
     threshold: the next spike is still found, but gradients that stay long become usual.
     """
-    return GradientSpikeMonitor(ema_decay, threshold, warmup)
+    return Callback(GradientSpikeMonitor(ema_decay, threshold, warmup))
 
 
+@dataclass
 class GradientSpikeMonitor:
     needs = ("gradient_norm", "per_step")
     late = True
 
-    def __init__(self, decay, threshold, warmup):
-        self.decay, self.threshold, self.warmup = decay, threshold, warmup
+    decay: float
+    threshold: float
+    warmup: int
 
-    def on_start(self, view):
+    def on_start(self, view: View) -> None:
         self.memory = {"step": 0, "seen": 0, "average": 0.0}
         # The memory that matches the file; any other was restored from a checkpoint.
         self.written = None
 
-    def on_steps(self, view):
+    def on_steps(self, view: View) -> None:
         """Look for spikes in the steps since the last call."""
         names = [name for name in ("step", "gradient_norm", "loss") if name in view.per_step]
         columns = [view.per_step[name].tolist() for name in names]
@@ -58,13 +62,13 @@ class GradientSpikeMonitor:
             append_lines(view, FILE, [json.dumps(json_safe(spike)) for spike in spikes])
             warn(view.epoch, spikes)
 
-    def on_row(self, view, row):
+    def on_row(self, view: View, row: dict[str, Any]) -> None:
         if "end_of_epoch" in row:  # for the steps after the last log line
             self.on_steps(view)
 
     on_end = on_steps
 
-    def spike(self, epoch, step, norm, loss):
+    def spike(self, epoch: int, step: int, norm: float, loss: float) -> dict[str, Any] | None:
         """Add a step to the average; return its line for the file if it is a spike, else None."""
         average, seen = self.memory["average"], self.memory["seen"]
         ratio = norm / average if average else math.nan
@@ -80,7 +84,7 @@ class GradientSpikeMonitor:
         return {"step": step, "epoch": epoch} | measured
 
 
-def warn(epoch, spikes):
+def warn(epoch: int, spikes: list[dict[str, Any]]) -> None:
     """Log one line about all new spikes."""
     infinite = [spike for spike in spikes if not math.isfinite(spike["norm"])]
     worst = infinite[0] if infinite else max(spikes, key=lambda spike: spike["ratio"])

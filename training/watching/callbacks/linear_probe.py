@@ -2,18 +2,27 @@
 its features."""
 
 import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from data_loader.base import has_items
 from data_loader.loader import collate, collated
 from training.base import Callback
 from training.observers import Every
 from training.watching.callbacks import common
+from training.watching.view import View
 from utils import UserError
 from utils.forms import Count, NonNegative, checked
 
 logger = logging.getLogger("main")
+
+Classifier: TypeAlias = Callable[
+    [Float[np.ndarray, "examples features"]], Int[np.ndarray, "examples"]
+]
 
 
 @checked
@@ -32,19 +41,22 @@ def linear_probe(
     set, which are not augmented. The probe does not change the model. It is fitted in each
     evaluation, or only in those at which `every` is due.
     """
-    return LinearProbe(examples, batch_size, ridge, sets, every)
+    return Callback(LinearProbe(examples, batch_size, ridge, sets, every))
 
 
+@dataclass
 class LinearProbe:
-    def __init__(self, examples, batch_size, ridge, sets, every):
-        self.examples, self.batch_size, self.ridge = examples, batch_size, ridge
-        self.sets, self.every = sets, every
-        self.fitted = None  # (step, the classifier)
+    examples: int
+    batch_size: int
+    ridge: float
+    sets: tuple[str, ...] | None
+    every: Every | None
+    fitted: tuple[int, Classifier] | None = None  # at which step, and the latest classifier
 
-    def reports(self, sets):
+    def reports(self, sets: Sequence[str]) -> list[str]:
         return [f"{name}_probe_accuracy" for name in sets if name in (self.sets or sets)]
 
-    def on_start(self, view):
+    def on_start(self, view: View) -> None:
         common.check_sets("linear_probe", self.sets, view)
         names = [name for name in view.sets if name == "train" or name in (self.sets or view.sets)]
         for name in names:
@@ -55,7 +67,9 @@ class LinearProbe:
                 form = f"{label.dtype}{list(label.shape[1:])}"
                 raise UserError(f"linear_probe: needs one class per example, got a target {form}")
 
-    def on_evaluated(self, view, name, values):
+    def on_evaluated(
+        self, view: View, name: str, values: dict[str, float]
+    ) -> dict[str, dict[str, float]] | None:
         """{"values": the accuracy of the set}."""
         if not common.is_held_out(name, self.sets):
             return None
@@ -66,7 +80,9 @@ class LinearProbe:
         logger.info("Epoch %d [%s] probe_accuracy @ %.4f", view.epoch, name, accuracy)
         return {"values": {f"{name}_probe_accuracy": accuracy}}
 
-    def features(self, view, name):
+    def features(
+        self, view: View, name: str
+    ) -> tuple[Float[np.ndarray, "examples features"], Int[np.ndarray, "examples"]]:
         """(features, labels) of the first examples of a set. A last batch is filled up, so that one
         program computes all."""
         count = min(self.examples, len(view.sets[name]))
@@ -81,14 +97,18 @@ class LinearProbe:
         labelled = y >= 0  # -1 is not a class
         return x[labelled], y[labelled].astype(np.int64)
 
-    def examples_of(self, view, name, rows):
+    def examples_of(
+        self, view: View, name: str, rows: Sequence[int] | Int[np.ndarray, "examples"]
+    ) -> tuple[Any, np.ndarray]:
         """(inputs, labels) of these examples, as arrays."""
         dataset = view.sets[name]
         return collated([dataset[int(i)] for i in rows], collate)
 
 
-def fitted(x, y, ridge):
-    """The function from features to classes that fits x, (n, features), and y, (n,), best."""
+def fitted(
+    x: Float[np.ndarray, "examples features"], y: Int[np.ndarray, "examples"], ridge: float
+) -> Classifier:
+    """The linear classifier that fits best."""
     mean, std = x.mean(0), x.std(0) + 1e-6
     centred = (x - mean) / std
     targets = np.eye(y.max() + 1)[y]

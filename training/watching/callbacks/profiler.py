@@ -2,11 +2,14 @@
 
 import logging
 import shutil
+from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 
 from training.base import Callback
 from training.processes import is_first
+from training.watching.view import View
 from utils import UserError, first_line
 from utils.forms import Count, Positive, checked
 
@@ -23,15 +26,17 @@ def profiler(
     XProf, and TensorBoard with its plugin, show the whole folder profile/. `every_n_minutes` after
     a trace, another one begins.
     """
-    return Profiler(first_step, n_steps, every_n_minutes)
+    return Callback(Profiler(first_step, n_steps, every_n_minutes))
 
 
+@dataclass
 class Profiler:
-    def __init__(self, first_step, n_steps, every_n_minutes):
-        self.first_step, self.n_steps, self.every_n_minutes = first_step, n_steps, every_n_minutes
-        self.began = None  # the step at which the open trace began
+    first_step: int
+    n_steps: int
+    every_n_minutes: float | None
+    began: int | None = None  # the step at which the open trace began
 
-    def on_start(self, run):
+    def on_start(self, run: View) -> None:
         self.began, self.every = None, {}
         if not is_first():  # process 0 traces
             return
@@ -41,7 +46,7 @@ class Profiler:
         self.tried = self.warned = False
         self.every = {"at": run.step + self.first_step}
 
-    def on_steps(self, run):
+    def on_steps(self, run: View) -> None:
         if not is_first():
             return
         if self.began is None:
@@ -49,13 +54,13 @@ class Profiler:
         else:
             self.end(run)
 
-    def on_end(self, run):
+    def on_end(self, run: View) -> None:
         self.end(run)
         if is_first() and not self.tried:
             fix = f"lower first_step, which is {self.first_step}"
             logger.warning("profiler: the run ended before its trace began; %s", fix)
 
-    def begin(self, run):
+    def begin(self, run: View) -> None:
         """Open a trace, unless other code has one open."""
         self.tried = True
         try:
@@ -67,7 +72,7 @@ class Profiler:
             self.warned = True
             self.plan_next()
 
-    def end(self, run):
+    def end(self, run: View) -> None:
         """Close the trace, if one is open."""
         if self.began is None:
             return
@@ -87,12 +92,12 @@ class Profiler:
         message = "profiler: the %d steps after step %d are traced in %s"
         logger.info(message, run.step - began, began, folder)
 
-    def plan_next(self):
+    def plan_next(self) -> None:
         """Begin the next trace after some minutes, or never."""
         minutes = self.every_n_minutes
         self.every = {} if minutes is None else {"seconds": 60 * minutes}
 
 
-def folder_of(view, step):
+def folder_of(view: View, step: int) -> Path:
     """The folder of the trace that begins after a step."""
     return view.folder / "profile" / f"step_{step}"

@@ -1,11 +1,13 @@
 """Reduce all updates when a metric no longer improves."""
 
 import logging
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 from training.base import Callback
 from training.options import monitor_for, sign_of
-from training.watching.callbacks.common import after_evaluation, is_measured
+from training.watching.callbacks.common import after_evaluation, monitored
+from training.watching.view import View
 from utils.forms import Count, CountOrZero, NonNegative, Share, between_0_and_1, checked
 
 logger = logging.getLogger("main")
@@ -30,35 +32,40 @@ def reduce_on_plateau(
     one less as the patience.
     """
     numbers = factor, patience, min_delta, cooldown, min_scale
-    return ReduceOnPlateau(monitor, mode, *numbers)
+    return Callback(ReduceOnPlateau(monitor, mode, *numbers))
 
 
+@dataclass
 class ReduceOnPlateau:
     lowers_rate = True
 
-    def __init__(self, monitor, mode, factor, patience, min_delta, cooldown, min_scale):
-        self.monitor, self.mode, self.factor, self.patience = monitor, mode, factor, patience
-        self.min_delta, self.cooldown, self.min_scale = min_delta, cooldown, min_scale
+    monitor: str
+    mode: str
+    factor: float
+    patience: int
+    min_delta: float
+    cooldown: int
+    min_scale: float
 
-    def sign(self):
+    def sign(self) -> int:
         """1 if lower values of the metric are better, -1 if higher ones are."""
         return sign_of(self.monitor, self.mode, "reduce_on_plateau: mode")
 
-    def on_start(self, run):
+    def on_start(self, run: View) -> None:
         self.memory = {"best": None, "waited": 0, "cooling": 0, "scale": 1.0}
 
-    def on_row(self, run, row):
+    def on_row(self, run: View, row: dict[str, Any]) -> dict[str, float] | None:
         monitor = monitor_for(self.monitor, run.sets, "test_loss")
-        if not is_measured(monitor, row):
+        value = monitored(monitor, self.sign(), row)
+        if value is None:
             return None
-        value = self.sign() * row[monitor]
         now = after_evaluation(self.memory, value, self.min_delta)
         if now["cooling"]:
             now |= {"cooling": now["cooling"] - 1, "waited": 0}
         self.memory = now
         return self.reduce(run) if now["waited"] >= self.patience else None
 
-    def reduce(self, run):
+    def reduce(self, run: View) -> dict[str, float] | None:
         """The reply that reduces every later update, or None if the scale is at its minimum."""
         before = self.memory["scale"]
         after = max(before * self.factor, self.min_scale)

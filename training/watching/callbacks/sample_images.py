@@ -3,9 +3,13 @@
 import base64
 import logging
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from data_loader.base import has_items
 from data_loader.nest import named_nest
@@ -14,7 +18,8 @@ from training.loss import cross_entropy
 from training.observers import Every
 from training.rows import unweighted
 from training.watching.callbacks import common
-from training.watching.pictures import as_picture, grid, png
+from training.watching.pictures import Picture, as_picture, grid, png
+from training.watching.view import View
 from utils.forms import CountOrZero, checked
 
 logger = logging.getLogger("main")
@@ -37,10 +42,10 @@ def sample_images(
     in each of `sets` (default: all held-out sets), with label>prediction below. If the inputs are
     not images, only the .json is written.
     """
-    return SampleImages(count, worst, sets, every)
+    return Callback(SampleImages(count, worst, sets, every))
 
 
-def prediction(output, target):
+def prediction(output: Any, target: Any) -> dict[str, Array]:
     """The loss of one example, and its label and predicted class if it has only one position."""
     label, valid = common.class_label("sample_images", output, target)
     if label.ndim and (isinstance(target, dict) or target.shape != output.shape):
@@ -54,13 +59,18 @@ def prediction(output, target):
     return measured | {"predicted": predicted, "label": label.astype(jnp.int32)}
 
 
+@dataclass
 class SampleImages:
-    def __init__(self, count, worst, sets, every):
-        self.count, self.worst, self.sets, self.every = count, worst, sets, every
-        rule = tracked(prediction, mode="CONCAT", phase="EVAL")
-        self.metrics = {"sample_images": rule} if worst else {}
+    count: int
+    worst: int
+    sets: tuple[str, ...] | None
+    every: Every | None
 
-    def on_start(self, view):
+    def __post_init__(self) -> None:
+        rule = tracked(prediction, mode="CONCAT", phase="EVAL")
+        self.metrics = {"sample_images": rule} if self.worst else {}
+
+    def on_start(self, view: View) -> None:
         self.logged = set()  # the sets for which the log has a reason why they are not shown
         common.check_sets("sample_images", self.sets, view)
         items = view.first_examples(self.count) if self.count else []
@@ -69,7 +79,7 @@ class SampleImages:
             drawn = png(grid([picture for picture, _ in examples], captions=captions))
             view.publish.image(view.step, "first_batch", drawn)
 
-    def on_evaluated(self, view, name, values):
+    def on_evaluated(self, view: View, name: str, values: dict[str, float]) -> None:
         """Write and publish the worst predictions in a set."""
         if not self.worst or not common.is_held_out(name, self.sets):
             return
@@ -85,7 +95,9 @@ class SampleImages:
         )
         self.publish(view, name, worst, [picture for picture, _ in examples])
 
-    def publish(self, view, name, worst, pictures):
+    def publish(
+        self, view: View, name: str, worst: list[dict[str, Any]], pictures: list[Picture]
+    ) -> None:
         """Write the numbers of one set, and publish its picture."""
         title, picture = f"worst-{name}", None
         if pictures:
@@ -103,15 +115,15 @@ class SampleImages:
         if picture:
             view.publish.image(view.step, title, picture)
 
-    def shown(self, name, items):
+    def shown(self, name: str, items: Sequence[Any] | None) -> list[tuple[Picture, Any]]:
         """[(picture, label)] of examples of a set; empty, with a log line, if none are images, or
         if they cannot be read one by one (None)."""
         if items is None:
             self.log_once(name, "comes in batches, so no single example can be shown")
         if not items:
             return []
-        pictures = [picture_in(item) for item in items]
-        if any(picture is None for picture in pictures):
+        pictures = [picture for item in items if (picture := picture_in(item)) is not None]
+        if len(pictures) < len(items):
             form = ", ".join(f"{x.dtype}{list(x.shape)}" for x in inputs_of(items[0]))
             self.log_once(name, f"holds no images ({form}), so none are shown")
             return []
@@ -119,14 +131,14 @@ class SampleImages:
         labels = [pair[1] if len(pair) > 1 else None for pair in pairs]
         return list(zip(pictures, labels, strict=True))
 
-    def log_once(self, name, why):
+    def log_once(self, name: str, why: str) -> None:
         """Log why a set is not shown."""
         if name not in self.logged:
             logger.info("sample_images: the %s set %s", name, why)
         self.logged.add(name)
 
 
-def as_json(measured, i):
+def as_json(measured: dict[str, np.ndarray], i: int) -> dict[str, Any]:
     """One prediction as plain JSON."""
     keys = ("label", "predicted")
     label, predicted = (int(measured[key][i]) if key in measured else None for key in keys)
@@ -135,13 +147,13 @@ def as_json(measured, i):
     return {"index": i, "label": label, "predicted": predicted, "loss": loss}
 
 
-def inputs_of(item):
+def inputs_of(item: Any) -> list[np.ndarray]:
     """The arrays among the inputs of an example."""
     x = item[0] if isinstance(item, tuple | list) and item else item
     return [np.asarray(leaf) for _, leaf in named_nest(x)]
 
 
-def picture_in(item):
+def picture_in(item: Any) -> Picture | None:
     """The first image among the inputs of an example, thinned out if it is large, or None."""
     for x in inputs_of(item):
         if (picture := as_picture(x)) is not None:
@@ -150,7 +162,7 @@ def picture_in(item):
     return None
 
 
-def class_of(label):
+def class_of(label: Any) -> int | None:
     """The class that a label of a dataset stands for, or None."""
     label = np.asarray(label)
     if label.ndim == 1 and label.dtype.kind == "f":

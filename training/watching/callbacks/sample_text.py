@@ -2,14 +2,19 @@
 
 import json
 import logging
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
 
 from data_loader.base import Tokenizer
 from data_loader.tokenizers.saved import first_tokens
+from model.base import Model
 from model.generate import Sampling, check, context_of
 from training.base import Callback
 from training.observers import EVERY_EPOCH, Every
 from training.watching.callbacks.common import append_lines, cut_back
+from training.watching.view import View
 from utils import UserError
 from utils.forms import Count, CountOrZero, NonNegative, Range, checked
 
@@ -46,39 +51,44 @@ def sample_text(
     if tokenizer is not None and not hasattr(tokenizer, "encode"):
         raise ValueError("tokenizer: is not trained yet; leave it out to use the one of the data")
     sampling = Sampling(temperature, top_k, top_p)
-    return SampleText(prompts, tokens, sampling, seed, every, tokenizer)
+    return Callback(SampleText(prompts, tokens, sampling, seed, every, tokenizer))
 
 
+@dataclass
 class SampleText:
-    def __init__(self, prompts, tokens, sampling, seed, every, tokenizer):
-        self.prompts, self.tokens, self.sampling, self.seed = prompts, tokens, sampling, seed
-        self.every, self.own_tokenizer = every, tokenizer
+    prompts: tuple[str, ...]
+    tokens: int
+    sampling: Sampling
+    seed: int
+    every: Every
+    own_tokenizer: Tokenizer | None
 
-    def on_start(self, view):
+    def on_start(self, view: View) -> None:
         self.memory = {"step": -1}  # the last step after which the model wrote
         # The memory that matches the file; any other was restored from a checkpoint.
         self.written = None
         self.prepare(view.model, view.tokenizer)
 
-    def check(self, model, data):
+    def check(self, model: Model, data: Any) -> None:
         self.prepare(model, getattr(data, "tokenizer", None))
 
-    def prepare(self, model, tokenizer):
+    def prepare(self, model: Model, tokenizer: Tokenizer | None) -> None:
         """Refuse a model that cannot write, and prompts that cannot be read."""
-        self.tokenizer = self.own_tokenizer or tokenizer
-        if self.tokenizer is None:
+        tokenizer = self.own_tokenizer or tokenizer
+        if tokenizer is None:
             raise UserError(
                 "sample_text: the data has no tokenizer, so no prompt can be read; name the "
                 "`tokenizer` of the data, or give sample_text one as its `tokenizer`"
             )
-        self.sampling = self.sampling._replace(vocab_size=self.tokenizer.vocab_size)
+        self.tokenizer = tokenizer
+        self.sampling = self.sampling._replace(vocab_size=tokenizer.vocab_size)
         self.starts = [self.start(*pair) for pair in enumerate(self.prompts)]
         try:
             check(self.starts, context_of(model), self.sampling)
         except ValueError as error:
             raise UserError(f"sample_text: {error}") from error
 
-    def start(self, i, prompt):
+    def start(self, i: int, prompt: str) -> np.ndarray | list[int]:
         """The tokens of one prompt."""
         try:
             return first_tokens(self.tokenizer, prompt)
@@ -87,7 +97,7 @@ class SampleText:
                 f"sample_text: {str(error).replace('prompt', f'prompt {i}', 1)}"
             ) from error
 
-    def on_steps(self, view):
+    def on_steps(self, view: View) -> None:
         """Let the model write, and show it."""
         step, before = view.step, self.memory["step"]
         if step == before:
@@ -110,7 +120,7 @@ class SampleText:
             logger.info("Step %d [sample] and %d more in %s", step, len(pairs) - SHOWN, FILE)
 
 
-def beginning(text):
+def beginning(text: str) -> str:
     """The beginning of a text on one line."""
     line = " ".join(text.split())
     return line if len(line) <= WIDTH else f"{line[: WIDTH - 4]} ..."

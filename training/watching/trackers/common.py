@@ -5,12 +5,17 @@ import html
 import json
 from importlib.util import find_spec
 from io import BytesIO
-from pathlib import PurePath
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import Shaped
 
 from utils import UserError
 from utils.files import MOST_LINES, read_file
+
+if TYPE_CHECKING:
+    from PIL.ImageFile import ImageFile
 
 BINS = 64
 # What the run itself writes into its folder: names of files and folders, and beginnings of names.
@@ -21,7 +26,7 @@ OF_THE_RUN += ("user_modules", "wandb", "wandb_id", "mlruns", "mlflow_id")
 BEGINNINGS = (".", "checkpoint-", "evaluation-", "events.out.tfevents")
 
 
-def needs(tracker, fix="pip install -r training/optional.txt", **packages):
+def needs(tracker: str, fix: str = "pip install -r training/optional.txt", **packages: str) -> None:
     """Refuse a tracker if a package is missing; packages are {module: its name for pip}."""
     for module, package in packages.items():
         # A folder of that name, such as wandb writes, is found but has no origin.
@@ -29,7 +34,7 @@ def needs(tracker, fix="pip install -r training/optional.txt", **packages):
             raise UserError(f"{tracker}: needs the package {package}: {fix}")
 
 
-def check_file_name(file, may_be_absolute=False):
+def check_file_name(file: str, may_be_absolute: bool = False) -> None:
     """Refuse a name that is not one of a file that a tracker may write."""
     path = PurePath(file)
     if not path.name or ".." in path.parts:
@@ -43,12 +48,12 @@ def check_file_name(file, may_be_absolute=False):
         raise ValueError(f"file: must lie in the run's folder, got {file!r}; {hint}")
 
 
-def existing_text(path):
+def existing_text(path: Path) -> str:
     """The text of a file that a tracker continues."""
     return read_file(path, MOST_LINES).decode()
 
 
-def flattened(config, prefix=""):
+def flattened(config: Any, prefix: str = "") -> dict[str, Any]:
     """{"optimizer/args/lr": 0.003}: the values of a config by path.
 
     A list without nested values is one value, as JSON.
@@ -65,7 +70,7 @@ def flattened(config, prefix=""):
     return leaves
 
 
-def opened(png):
+def opened(png: bytes) -> "ImageFile":
     """A picture of Pillow."""
     from PIL import Image
 
@@ -74,12 +79,12 @@ def opened(png):
     return picture
 
 
-def preformatted(text):
+def preformatted(text: str) -> str:
     """A text as HTML that shows its lines unchanged."""
     return f'<pre style="white-space: pre-wrap">{html.escape(text)}</pre>'
 
 
-def counts_and_edges(values):
+def counts_and_edges(values: Shaped[np.ndarray, "size"]) -> tuple[np.ndarray, np.ndarray] | None:
     """A histogram of the finite values, or None if there are none."""
     values = values[np.isfinite(values)].astype(np.float64)
     if not values.size:

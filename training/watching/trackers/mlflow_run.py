@@ -3,13 +3,18 @@
 import os
 import re
 import time
-from typing import Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 from training.base import Tracker
+from training.watching.publish import About
 from training.watching.trackers.common import flattened, needs, opened
 from utils import cut
 from utils.files import atomic_write, read_file
 from utils.forms import NeedsTrust
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 ID_FILE = "mlflow_id"
 FOLDER = "mlruns"
@@ -17,7 +22,7 @@ MOST, MOST_METRICS = 100, 1000  # parameters, and metrics, that MLflow accepts a
 LONGEST_KEY, LONGEST_VALUE = 250, 500
 
 
-def is_elsewhere(uri):
+def is_elsewhere(uri: str | None) -> bool:
     """Whether the values go to a server or to another folder."""
     return bool(uri or os.environ.get("MLFLOW_TRACKING_URI"))
 
@@ -38,19 +43,20 @@ def mlflow(
     continues the same run.
     """
     needs("mlflow", "pip install mlflow-skinny", mlflow="mlflow-skinny", PIL="pillow")
-    return Mlflow(experiment, name, tags, uri)
+    return Tracker(Mlflow(experiment, name, tags, uri))
 
 
+@dataclass
 class Mlflow:
     """A small file in the run's folder holds the id that the run has at MLflow. MLflow has no
     histograms, so they are left out."""
 
-    def __init__(self, experiment, name, tags, uri):
-        self.experiment, self.name, self.uri = experiment, name, uri
-        self.tags = dict(tag.partition("=")[::2] for tag in tags)
-        self.step = 0
+    experiment: str | None
+    name: str | None
+    tags: tuple[str, ...]
+    uri: str | None
 
-    def start(self, about):
+    def start(self, about: About) -> None:
         # MLflow reports its use to its makers unless this is set before it is imported; and its
         # stores of files are refused unless a variable allows them.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -71,19 +77,20 @@ class Mlflow:
             except MlflowException:
                 if not is_missing(self.client, self.id):
                     raise
-        name = self.name or about.folder.name
         self.id = self.client.create_run(
-            self.experiment_id(about.title), run_name=name, tags=self.tags
+            self.experiment_id(about.title),
+            run_name=self.name or about.folder.name,
+            tags={name: value for name, _, value in (tag.partition("=") for tag in self.tags)},
         ).info.run_id
         atomic_write(id_file, f"{self.id}\n".encode())
         self.log_config(about.config)
 
-    def experiment_id(self, title):
+    def experiment_id(self, title: str) -> str:
         name = self.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or title
         found = self.client.get_experiment_by_name(name)
         return found.experiment_id if found else self.client.create_experiment(name)
 
-    def log_config(self, config):
+    def log_config(self, config: dict[str, Any]) -> None:
         from mlflow.entities import Param
 
         params = [
@@ -93,7 +100,7 @@ class Mlflow:
         for first in range(0, len(params), MOST):
             self.client.log_batch(self.id, params=params[first : first + MOST])
 
-    def scalars(self, step, values):
+    def scalars(self, step: int, values: dict[str, float]) -> None:
         from mlflow.entities import Metric
 
         self.step, now = step, int(1000 * time.time())
@@ -101,21 +108,21 @@ class Mlflow:
         for first in range(0, len(metrics), MOST_METRICS):
             self.client.log_batch(self.id, metrics=metrics[first : first + MOST_METRICS])
 
-    def image(self, step, name, png):
+    def image(self, step: int, name: str, png: bytes) -> None:
         self.client.log_image(self.id, opened(png), artifact_file=f"{file_of(name, step)}.png")
 
-    def text(self, step, name, text):
+    def text(self, step: int, name: str, text: str) -> None:
         self.client.log_text(self.id, text, f"{file_of(name, step)}.txt")
 
-    def back_to(self, step):
+    def back_to(self, step: int) -> None:
         self.scalars(step, {"back_to": step})
 
-    def finish(self, metrics):
+    def finish(self, metrics: dict[str, float]) -> None:
         self.scalars(self.step, metrics)
         self.client.set_terminated(self.id, "FINISHED")
 
 
-def is_missing(client, id):
+def is_missing(client: "MlflowClient", id: str) -> bool:
     """Whether a store has no such run: it was deleted, or belongs to another store."""
     from mlflow.exceptions import MlflowException
 
@@ -126,10 +133,10 @@ def is_missing(client, id):
     return False
 
 
-def accepted(name):
+def accepted(name: str) -> str:
     """A name of a value with the characters that MLflow accepts."""
     return re.sub(r"[^\w\-. :/]", "_", name)[:LONGEST_KEY]
 
 
-def file_of(name, step):
+def file_of(name: str, step: int) -> str:
     return f"{re.sub(r'[^A-Za-z0-9_-]', '_', name)}/step_{step:08}"

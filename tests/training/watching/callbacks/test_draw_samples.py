@@ -18,6 +18,7 @@ from training.objectives.diffusion import denoising_diffusion
 from training.optimizers import adam
 from training.report.page import write_report
 from training.watching.callbacks.draw_samples import draw_samples
+from training.watching.callbacks.sample_pictures import sample_pictures
 from training.watching.pictures import as_picture, grid, png
 from utils import UserError
 
@@ -111,3 +112,10 @@ def test_what_makes_no_images_is_refused():
         draw_samples((3, -2))
     with pytest.raises(ValueError, match="bounds: must be the smallest"):
         draw_samples(bounds=(1.0, -1.0))
+
+
+def test_outputs_that_are_no_images_are_refused():
+    callback = sample_pictures(count=2)
+    callback.shape = (3,)  # as `check` finds it
+    with pytest.raises(UserError, match=r"sample_pictures: the model makes \[4, 4, 7\], not"):
+        callback.on_steps(view(apply=lambda noise: np.zeros((len(noise), 4, 4, 7))))
