@@ -1,7 +1,5 @@
 """The forms of layers: what the sweep draws, that it continues, and what it reports."""
 
-import json
-
 import pytest
 
 from benchmarks import forms
@@ -25,29 +23,6 @@ def test_the_table_has_a_row_for_each_form_and_names_the_chosen_one():
     *_, sums, products = forms.table_of([layer_norm((64, 8))], 1).splitlines()
     assert sums.startswith("| layer norm | 64x8 | sums |") and sums.endswith("| 1 (1 - 1) | yes |")
     assert products.endswith("|  |")
-
-
-def test_an_interrupted_sweep_continues_after_the_last_whole_line(tmp_path, monkeypatch):
-    file, measured = tmp_path / "rows.jsonl", []
-    row = {"seed": 0, "layer": "linear", "shape": "2x3"}
-    lines = [json.dumps(row | {"number": 0, "seconds": {"a": 2.0, "b": 1.0}})]
-    lines += [json.dumps(row | {"seed": 7, "number": 1, "seconds": {"a": 5.0}})]  # another sweep
-    file.write_text("\n".join(lines) + '\n{"seed": 0, "number": 1, "seconds": {"a"')
-
-    def times_of(layer):
-        measured.append(layer)
-        return {"a": 1.0, "b": 2.0}
-
-    monkeypatch.setattr(forms, "layer_of", lambda seed, number: layer())
-    monkeypatch.setattr(forms, "times_of", times_of)
-    results = forms.sweep(2, 0, None, file)
-    assert {n: seconds for n, (_, seconds) in results.items()} == {
-        0: {"a": 2.0, "b": 1.0},
-        1: {"a": 1.0, "b": 2.0},
-    }
-    assert len(measured) == 1
-    forms.sweep(2, 0, None, file)  # the line after the cut one was written is whole
-    assert len(measured) == 1
 
 
 def test_the_regret_is_the_time_of_the_chosen_form_over_the_best():

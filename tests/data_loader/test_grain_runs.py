@@ -125,15 +125,6 @@ def test_a_run_on_record_files_is_bit_identical_to_one_on_arrays(
 
 
 @pytest.mark.torture
-def test_a_run_on_tfrecord_files_is_bit_identical_too(tf_folder, reference, tmp_path):
-    image = {"name": "tf_example", "args": {"color": "gray"}}
-    data = records(tf_folder, "train-*.tfrecord", workers=0, parse=image)
-    code, output = Training(tmp_path, data).wait()
-    assert code == 0, output
-    assert_same_run(tmp_path, reference)
-
-
-@pytest.mark.torture
 def test_a_run_killed_within_an_epoch_resumes_bit_identically_and_leaves_no_worker(
     record_folder, reference, tmp_path
 ):
