@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -14,7 +13,6 @@ import onnx
 import pytest
 from safetensors.numpy import save_file
 
-from inference import convert_tflite
 from inference.functions import export
 from inference.load import NHWC, Form, load, load_to_export
 from inference.runtimes import open_model
@@ -177,52 +175,6 @@ def test_the_folder_contains_the_files_the_config_and_the_code(small, convert, t
     assert written == json.loads(small.config.read_text())["model"] | {"args": args}
 
 
-@pytest.mark.slow
-def test_int8_is_smaller_and_prints_its_accuracy(convert, tmp_path):
-    code, printed = convert("--name", "small", "--quantize", "int8", "--samples", 50)
-    assert code == 0, printed
-    for report in read_report(tmp_path)["formats"].values():
-        before, after = report["test_set"]["before"], report["test_set"]["after"]
-        assert before["accuracy"] > 0.6 and abs(after["accuracy"] - before["accuracy"]) <= 0.03
-        assert report["bytes"] < 0.5 * 4 * 12730
-        assert f"accuracy {before['accuracy']:.4f} -> {after['accuracy']:.4f}" in printed
-
-
-@pytest.mark.slow
-def test_excluded_weights_stay_in_float32(convert, tmp_path):
-    code, printed = convert("--name", "small", "--quantize", "dynamic", "--exclude", "hidden/.*")
-    assert code == 0 and "stays in float32" not in printed, printed
-    for report in read_report(tmp_path)["formats"].values():
-        [share] = report["float32_weights"].values()
-        assert share == round(4 * 784 * 16 / report["bytes"], 4)
-    code, printed = convert(*ONNX, "--force", "--quantize", "dynamic", "--exclude", "head/.*")
-    assert code == 0, printed
-    stored = onnx.load(tmp_path / "out" / "small" / "small.onnx").graph.initializer
-    floats = {x.name for x in stored if x.data_type == onnx.TensorProto.FLOAT}
-    assert "head/weight" in floats and "hidden/0/weight" not in floats
-
-
-@pytest.mark.slow
-def test_a_warning_names_the_weights_that_stay_in_float32(small, convert, tmp_path):
-    """Those of the first convolution, which int8 leaves out."""
-    args = {"patch": 7, "dim": 32, "heads": 2, "depth": 1}
-    config = json.loads(small.config.read_text()) | {"model": {"name": "vit", "args": args}}
-    (tmp_path / "vit.json").write_text(json.dumps(config))
-    params, _ = build(config, "config.json").model.init(jax.random.key(0))
-    save_file(named_leaves(jax.tree.map(np.asarray, params)), tmp_path / "vit.safetensors")
-    files = {"config": tmp_path / "vit.json", "weights": tmp_path / "vit.safetensors"}
-    options = (*ONNX, "--quantize", "int8", "--samples", 20, "--tolerance", 9)
-    code, printed = convert(*options, **files)
-    assert code == 0, printed
-    report = read_report(tmp_path)["formats"]["onnx"]
-    share = 4 * 49 * 32 / report["bytes"]
-    assert report["float32_weights"] == {"patches/weight": round(share, 4)}
-    left = f"stays in float32: patches/weight ({share:.1%} of the file)"
-    assert f"Warning: onnx in int8: {left}" in printed
-    code, printed = convert(*options, "--force", "--exclude", "patches/weight", **files)
-    assert code == 0 and "stays in float32" not in printed, printed
-
-
 @pytest.mark.parametrize(
     ("arguments", "form", "shape", "dtype"),
     [
@@ -269,25 +221,9 @@ def test_the_code_of_the_run_is_copied_not_that_of_today(small, convert, tmp_pat
     assert read_report(tmp_path)["model"] == str(ROOT / "model")
 
 
-def test_an_export_is_written_where_one_stands(small, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    options = ["-w", str(small.checkpoint), "--formats", "onnx"]
-    assert convert_tflite.main(options) == 0
-    written = tmp_path / "inference" / "Small" / "Small.onnx"
-    assert written.is_file()
-    assert capsys.readouterr().out.endswith(f"Written: {Path('inference/Small')}\n")
-
-
 @pytest.mark.parametrize("name", ["batch_mean", "scalar", "two_outputs"])
 def test_an_output_may_depend_on_the_whole_batch(own, convert, name):
     code, printed = convert(*ONNX, **own(name))
-    assert code == 0, printed
-
-
-def test_a_model_may_accept_only_some_batch_sizes(own, convert):
-    code, printed = convert(*ONNX, **own("pairs"))
-    assert code == 2 and "cannot reshape" in printed and "own_models.py:" in printed
-    code, printed = convert(*ONNX, "--batch", 4, **own("pairs"))
     assert code == 0, printed
 
 

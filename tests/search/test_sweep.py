@@ -19,12 +19,11 @@ import pytest
 from search import claims, engines
 from search.checks import check_stored
 from search.loop import train_all
-from search.page import run_of, write_page
+from search.page import write_page
 from search.spec import parse_spec
 from search.sweep_folder import Sweep, Trial, merged, name_of, propose, read_sweep
-from search.trial import Pause
 from sweep import best_config, main
-from tests.processes import ROOT, call, captured, finished, start, wait_for_line
+from tests.processes import call, captured, finished, start, wait_for_line
 from tests.processes import run as run_train
 from tests.test_resume import SMALL
 from tests.training.browser import PROGRAM, browser
@@ -283,14 +282,6 @@ def test_the_last_weights_of_a_trial_that_ended_within_an_epoch_count(tmp_path, 
     assert read_sweep(sweep.folder).trials[0].score() == 2.5
 
 
-def test_a_pause_is_after_its_epoch_and_not_after_the_last():
-    pause = Pause(2)
-    end = {"end_of_epoch": True}
-    assert pause.on_row(Seen(1), end) is None and pause.on_row(Seen(2), {}) is None
-    assert pause.on_row(Seen(2), end)["pause"] and pause.on_start(Seen(3))["pause"]
-    assert Pause(4).on_row(Seen(4), end) is None
-
-
 # Trials as one program.
 
 
@@ -340,21 +331,6 @@ def test_where_a_program_fails_each_trial_is_a_process_unless_a_program_was_dema
         sweep = read_sweep(sweep.folder)
         assert sweep.form == now
         assert [trial.failed for trial in sweep.trials] == ["ended with exit code 3"] * 2
-
-
-def test_the_comparison_shows_a_program_in_progress(tmp_path):
-    sweep = replace(sweep_of(tmp_path, [[], [], []]), form="program")
-    losses = {"train_loss": 4.0, "train_loss/0": 3.0, "train_loss/1": 5.0, "seconds": 1.5}
-    row = {"epoch": 1, "step": 9, **losses, "end_of_epoch": True}
-    save(sweep.folder / "program_000-001", [row], CONFIG, finished=False)
-    sweep.save()
-    sweep = read_sweep(sweep.folder)
-    assert run_of(sweep, sweep.trials[2]) is None
-    for trial, loss in ((0, 3.0), (1, 5.0)):
-        run = run_of(sweep, sweep.trials[trial])
-        values = {name: curve.values.tolist() for name, curve in run.metrics.epochs.items()}
-        assert values == {"train_loss": [loss], "seconds": [1.5]} and run.label == f"lr={trial}"
-    assert "trial_002" in write_page(sweep).read_text()
 
 
 # Several processes and hosts.
@@ -571,25 +547,6 @@ def test_a_trial_that_fails_is_recorded_and_the_others_go_on(tmp_path):
     assert "starts" not in out
     out, _ = run_sweep(tmp_path, "--resume", sweep.folder, "--retry")
     assert "trial_000 starts" in out and "trial_001" not in out
-
-
-def test_ctrl_c_ends_the_checks_of_a_sweep_even_where_python_ignores_exceptions(tmp_path):
-    write(tmp_path, {"keys": RATES})
-    code = """
-import os, signal, sys, weakref
-import search.checks, sweep
-def interrupted(*arguments):
-    lost = set()
-    callback = weakref.ref(lost, lambda _: os.kill(os.getpid(), signal.SIGINT))
-    del lost
-    raise SystemExit("continued")
-search.checks.checked_sweep = interrupted
-sys.exit(sweep.main(sys.argv[1:]))
-"""
-    command = [sys.executable, "-c", code, "-c", "small.json", "grid.json"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (75, "Interrupted; nothing was saved\n")
 
 
 def children(process):

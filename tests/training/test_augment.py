@@ -25,7 +25,7 @@ from training.augment import (
     resampled,
     trivial_augment,
 )
-from training.augment.geometry import crop_box, resized_crop
+from training.augment.geometry import resized_crop
 from training.augment.policies import Reach, change
 from training.fit import fit
 from training.objective import cutmix, supervised
@@ -80,14 +80,6 @@ def test_a_crop_is_a_window_of_the_padded_image_and_every_window_occurs():
         padded[top : top + 10, left : left + 12].tobytes() for top in range(5) for left in range(5)
     }
     assert {view.tobytes() for view in views(random_crop, padding=2)} == windows
-
-
-def test_a_crop_may_be_filled_with_the_mirror_image():
-    padded = np.pad(IMAGE, ((2, 2), (2, 2), (0, 0)), "reflect")
-    windows = {
-        padded[top : top + 10, left : left + 12].tobytes() for top in range(5) for left in range(5)
-    }
-    assert {v.tobytes() for v in views(random_crop, padding=2, fill="mirror")} == windows
 
 
 ROWS, COLUMNS = np.indices((10, 12))
@@ -243,13 +235,6 @@ def test_random_erase_erases_one_rectangle_of_a_size_in_range():
     assert aspects.min() < 1 < aspects.max()
 
 
-@pytest.mark.slow
-def test_random_erase_happens_with_its_probability():
-    touched = (views(random_erase, probability=0.25) != np.asarray(IMAGE)).any((1, 2, 3))
-    assert 48 < touched.sum() < 152  # six standard deviations
-    assert not (views(random_erase, probability=0.0) == 0).any()
-
-
 @pytest.mark.parametrize(
     "matrix", [[[1.0, 0.0], [0.0, 1.0]], [[0.9, -0.4], [0.3, 1.2]], [[2.5, 0.0], [0.0, -2.5]]]
 )
@@ -372,51 +357,12 @@ def test_the_policies_work_under_x64(which, dtype):
 
 
 @pytest.mark.slow
-def test_policies_draw_every_change_and_magnitude_zero_changes_little():
-    assert len({view.tobytes() for view in views(trivial_augment, PHOTO)}) > 150
-    still = views(rand_augment, PHOTO, magnitude=0, count=1)
-    # Without strength, only solarize (of 255), autocontrast and equalize can change the image.
-    assert len({view.tobytes() for view in still}) <= 4
-    same = (views(rand_augment, PHOTO, count=1) == PHOTO).all((1, 2, 3)).mean()
-    assert 0.01 < same < 0.2  # one change of fourteen is none
-
-
-@pytest.mark.slow
 def test_a_resized_crop_agrees_with_pillow_to_one_level():
     for top, left, rows, columns in [(3, 5, 20, 11), (0, 0, 34, 46), (33, 45, 1, 1), (7, 0, 9, 46)]:
         picture = Image.fromarray(PHOTO).crop((left, top, left + columns, top + rows))
         reference = np.asarray(picture.resize((46, 34), Image.Resampling.BILINEAR), int)
         ours = resized_crop(jnp.asarray(PHOTO), top, left, rows, columns)
         assert np.abs(np.asarray(ours, int) - reference).max() <= 1
-
-
-@pytest.mark.slow
-def test_boxes_of_crops_have_their_area_and_aspect_and_lie_in_the_image():
-    box = jax.vmap(lambda key: jnp.stack(crop_box(key, 100, 140, (0.1, 0.6), (0.5, 2.0))))
-    top, left, rows, columns = np.asarray(box(KEYS)).T
-    assert top.min() >= 0 and (top + rows).max() <= 100
-    assert left.min() >= 0 and (left + columns).max() <= 140
-    areas, aspects = rows * columns / 14000, rows / columns
-    assert 0.095 < areas.min() < 0.15 and 0.5 < areas.max() < 0.61
-    assert 0.48 < aspects.min() < 0.6 and 1.5 < aspects.max() < 2.05
-    # Where nothing of this aspect fits, it is the largest part in the middle that does.
-    wide = np.asarray(crop_box(KEYS[0], 100, 140, (0.9, 1.0), (0.1, 0.2)))
-    np.testing.assert_array_equal(wide, [36, 0, 28, 140])
-
-
-@pytest.mark.slow
-def test_color_jitter_uses_its_whole_ranges_and_only_those_that_are_set():
-    still = {"brightness": 0.0, "contrast": 0.0, "saturation": 0.0, "hue": 0.0}
-    assert (np.abs(views(color_jitter, PHOTO, **still).astype(int) - PHOTO) <= 1).all()
-    flat = np.full((4, 4, 3), 0.5, np.float32)
-    values = views(color_jitter, flat, **still | {"brightness": 0.4})[:, 0, 0, 0]
-    assert 0.3 <= values.min() < 0.31 and 0.69 < values.max() <= 0.7
-    red = np.broadcast_to(np.float32([1, 0, 0]), (4, 4, 3))
-    hues = [
-        colorsys.rgb_to_hsv(*v[0, 0])[0] for v in views(color_jitter, red, **still | {"hue": 0.2})
-    ]
-    hues = (np.array(hues) + 0.5) % 1 - 0.5
-    assert -0.201 < hues.min() < -0.19 and 0.19 < hues.max() < 0.201
 
 
 def moments(view):

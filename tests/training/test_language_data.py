@@ -5,26 +5,22 @@ import json
 import os
 import signal
 from functools import partial
-from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
 import train
-from data_loader.base import tokenizer_json
 from data_loader.loader import epoch_order
 from data_loader.text import text
 from data_loader.tokenizers.plain import characters
 from data_loader.windows import IGNORED, Stream, Windows
 from inference.load import load
-from training.base import tracked
 from training.checkpoint import storage
-from training.feed import drawn_batches
 from training.fit import fit, ignoring
 from training.loss import cross_entropy
 from training.metrics import bits_per_byte, perplexity
-from training.optimizers import adam, sgd
+from training.optimizers import adam
 from training.run import TIMES
 from utils import UserError
 from wiring.build import build
@@ -92,27 +88,6 @@ def test_the_facts_of_the_data_reach_model_loss_and_metrics(workdir, documents):
         build(config | {"model": "mlp"}, "config.json")
     plain = build(config | {"model": "mlp", "metrics": [], "loss": "cross_entropy"}, "config.json")
     assert plain.config["loss"]["args"]["ignore_label"] is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("metrics", [None, [perplexity], {"p": tracked(perplexity, "MEAN")}])
-def test_fit_does_not_count_what_windows_ignore(metrics):
-    """The labels behind the end of the text, in the last window."""
-    tokens = np.random.default_rng(0).integers(0, 7, 20).astype(np.uint16)
-    windows, model = Windows(Stream([("text", tokens)]), 8, 7), bigrams(7)
-    options = {"optimizer": sgd(lr=1e-30), "epochs": 1, "batch_size": 2, "metrics": metrics}
-    run = fit(model, windows, windows, **options, shuffle=False)
-    table = np.asarray(run.params["table"], np.float64)
-    chances = np.exp(table) / np.exp(table).sum(-1, keepdims=True)
-    found = np.argmax(table, -1)[tokens[:-1]] == tokens[1:]
-    expected = -np.log(chances[tokens[:-1], tokens[1:]]).mean()
-    row = run.history[-1]
-    assert row["test_loss"] == pytest.approx(expected, rel=1e-5)
-    if metrics is None:
-        assert row["test_accuracy"] == pytest.approx(found.mean())
-    else:
-        name = "p" if isinstance(metrics, dict) else "perplexity"
-        assert row[f"test_{name}"] == pytest.approx(np.exp(expected), rel=1e-5)
 
 
 def test_what_an_argument_says_about_ignored_labels_counts():
@@ -240,22 +215,6 @@ def test_a_killed_run_on_windows_that_move_ends_with_the_same_bits(tmp_path, und
     assert rows_of(tmp_path / "killed") == expected_rows
 
 
-def test_a_batch_that_is_read_again_is_the_one_that_was_trained_on():
-    dataset = Windows(Stream([("a.bin", TOKENS)]), 16, 20)
-    options = SimpleNamespace(batch_size=10, collate_fn=None)
-    replicas = SimpleNamespace(seeds=[3, 4], rows=lambda _: slice(None))
-    epoch = list(drawn_batches(dataset, options, replicas, True, 2, 0))
-    for position in (0, 7, 12):
-        again, size, valid = next(drawn_batches(dataset, options, replicas, True, 2, position))
-        jax.tree.map(np.testing.assert_array_equal, again, epoch[position][0])
-        assert (size, valid) == epoch[position][1:]
-    order, _ = epoch_order(len(dataset), 10, seed=4, epoch=2, shuffle=True)
-    x, y = dataset.in_epoch(4, 2)[int(order[7, 5])]
-    np.testing.assert_array_equal(epoch[7][0][1][0][5], x)
-    np.testing.assert_array_equal(epoch[7][0][1][1][5], y)
-    assert (epoch[7][0][0][0] != epoch[7][0][1][0]).any()  # the replicas differ
-
-
 class Look:
     """Notes what a callback sees."""
 
@@ -277,11 +236,6 @@ def test_a_callback_sees_the_tokenizer_and_the_first_examples_of_the_first_epoch
     order, _ = epoch_order(len(data), 4, seed=6, epoch=1, shuffle=True)
     for index, (x, _) in zip(order[0], examples, strict=False):
         np.testing.assert_array_equal(x, data.in_epoch(6, 1)[int(index)][0])
-
-
-def test_a_dataset_may_have_a_tokenizer_of_another_library():
-    assert tokenizer_json(SimpleNamespace(tokenizer=object())) is None
-    assert tokenizer_json([]) is None
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """Programs: one compilation, errors for changed arguments, and no compilation for debugging."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -83,37 +81,6 @@ def test_the_error_names_the_set_and_an_argument_with_another_sharding():
     )
     with pytest.raises(UserError, match=message):
         program(name="val")(2.0, start(), batch(sharding=other), np.int32(4))
-
-
-def test_arguments_that_differ_only_in_their_structure_raise_the_error_of_jax():
-    with pytest.raises(TypeError, match="list"):
-        program()(2.0, start(), [*batch()], np.int32(4))
-
-
-def test_errors_of_the_function_itself_are_not_changed():
-    def broken(const, carry, batch, valid):
-        raise TypeError("its own error")
-
-    for debugging in (False, True):
-        with jax.disable_jit(debugging), pytest.raises(TypeError, match="its own error"):
-            Program(over_batch(broken), WHOLE)(2.0, start(), batch(), np.int32(4))
-
-
-def test_errors_name_arguments_also_under_vmap_or_by_given_names():
-    stacked = jax.vmap(over_batch(add), in_axes=(None, 0, 0, None))
-    message = (
-        r"step: it was compiled for batch x float32\[2,4,3\], and was now given float32\[2,3,3\]"
-    )
-    with pytest.raises(UserError, match=message):
-        two = Program(stacked, WHOLE)
-        for rows in (4, 3):
-            carries = jax.tree.map(lambda a: jnp.stack([a, a]), start())
-            two(2.0, carries, jax.tree.map(lambda a: np.stack([a, a]), batch(rows)), 4)
-    by_rows = Program(over_orders(add, PLAN.batch(), None, 2), WHOLE)
-    assert by_rows.arguments[-1] == "count"
-    message = r"compiled for genuine int32\[\], and was now given float32\[\]"
-    with pytest.raises(UserError, match=message):
-        program(arguments=("weights", "sums", "batch", "genuine"))(2.0, start(), batch(), 4.0)
 
 
 def test_prepare_compiles_without_running_and_reports_time_and_memory():
@@ -223,18 +190,6 @@ def test_a_debugged_run_computes_the_same_and_its_model_sees_concrete_arrays(tmp
         # The first example of each of the five shuffled training batches, and of the test batches.
         assert len(seen) > 6
         assert (tmp_path / name / "checkpoint-epoch_1.params").exists()
-
-
-def test_a_program_that_was_begun_in_a_thread_is_not_compiled_again():
-    with ThreadPoolExecutor(1) as pool:
-        begun = Program(over_batch(add), WHOLE, pool=pool)
-        begun.begin(2.0, start(), batch(), np.int32(4))
-        before = begun.seconds
-        assert before > 0
-        made = begun.finish()
-        _, total = begun(2.0, start(), batch(), np.int32(4))
-        assert total == 96 and begun.seconds > before
-        assert begun.compiled is made
 
 
 @pytest.mark.parametrize(

@@ -176,16 +176,6 @@ def test_every_difference_is_listed_under_the_models_names(tmp_path):
     ]
 
 
-def test_for_a_file_with_other_names_the_error_lists_some_of_both(tmp_path):
-    save(tmp_path / "a.params", {f"w{i}": jnp.zeros(3) for i in range(6)}, {})
-    message = (
-        r"it has none of the model's names; it has w0, w1, w2, w3, \.\.\.; "
-        "the model has head/bias, head/weight, hidden/0/bias"
-    )
-    with pytest.raises(UserError, match=message):
-        Pretrained(tmp_path / "a.params")(*FRESH)
-
-
 def test_a_float_is_not_accepted_for_an_integer(tmp_path):
     params, state = with_statistics().init(jax.random.key(0))
     state["norm"]["count"] = jnp.float32(3)
