@@ -556,5 +556,14 @@ def test_arrays_for_predict_that_unpack_to_more_than_the_memory_are_refused(tmp_
         read_arrays(tmp_path / "x.npz", "x", SimpleNamespace(inputs={"image": None}))
 
 
+def test_a_checkpoint_of_an_evaluators_file_is_neither_a_pattern_nor_elsewhere(run):
+    names = ["../../x", "**/x", "checkpoint-*", 3, None, "checkpoint-epoch_1/../x"]
+    names += ["checkpoint-epoch_1", "checkpoint-step_20"]
+    text = "".join(f"{json.dumps({'checkpoint': name, 'metrics': {}})}\n" for name in names)
+    (run / "evaluations.jsonl").write_text(f"[]\n{text}torn")
+    assert [row["checkpoint"] for row in rows(run / "evaluations.jsonl")] == names[-2:]
+    assert (run / "evaluations.jsonl").read_text().endswith("torn\n")
+
+
 def start_again(tracker, run):
     tracker.start(About(run, "T", {}, 5))

@@ -54,6 +54,13 @@ def test_images_give_the_same_batches_as_arrays(folder, memory_mb):
     np.testing.assert_array_equal(sets["test"][1][0], X[21])
 
 
+def test_files_of_a_type_and_images_of_another_size(folder):
+    files = {"train": str(folder / "train.parquet")}
+    data = huggingface("parquet", data_files=files, image_size=(14, 7))
+    x, y = data.load()["train"][0]
+    assert x.shape == (14, 7, 3) and y == Y[0] and data.num_classes == 10
+
+
 def saved(hf, path, columns, features=None):
     rows = hf.Dataset.from_dict(columns, features=features and hf.Features(features))
     rows.save_to_disk(path)

@@ -179,6 +179,15 @@ def test_a_wrong_folder_layout_is_named(root, change, message):
         folder(str(root), [2, 2])
 
 
+def test_folders_without_images_and_hidden_files_are_allowed_in_a_class(root):
+    for name in ("notes", "notes.png", ".thumbnails"):
+        (root / "train" / "ants" / name).mkdir()
+    (root / "train" / "ants" / "notes" / "a.txt").write_text("no image")
+    shutil.copy(root / "test" / "ants" / "1.png", root / "train" / "ants" / ".thumbnails")
+    shutil.copy(root / "test" / "ants" / "1.png", root / "train" / ".cover.png")
+    assert folder(str(root), [2, 2]).sizes == {"train": 6, "test": 4}
+
+
 def photographs(root, count, size=(80, 60)):
     """JPEG files that all differ, in two classes."""
     for i in range(count):

@@ -175,6 +175,38 @@ def test_the_folder_contains_the_files_the_config_and_the_code(small, convert, t
     assert written == json.loads(small.config.read_text())["model"] | {"args": args}
 
 
+@pytest.mark.slow
+def test_int8_is_smaller_and_prints_its_accuracy(convert, tmp_path):
+    code, printed = convert("--name", "small", "--quantize", "int8", "--samples", 50)
+    assert code == 0, printed
+    for report in read_report(tmp_path)["formats"].values():
+        before, after = report["test_set"]["before"], report["test_set"]["after"]
+        assert before["accuracy"] > 0.6 and abs(after["accuracy"] - before["accuracy"]) <= 0.03
+        assert report["bytes"] < 0.5 * 4 * 12730
+        assert f"accuracy {before['accuracy']:.4f} -> {after['accuracy']:.4f}" in printed
+
+
+@pytest.mark.slow
+def test_a_warning_names_the_weights_that_stay_in_float32(small, convert, tmp_path):
+    """Those of the first convolution, which int8 leaves out."""
+    args = {"patch": 7, "dim": 32, "heads": 2, "depth": 1}
+    config = json.loads(small.config.read_text()) | {"model": {"name": "vit", "args": args}}
+    (tmp_path / "vit.json").write_text(json.dumps(config))
+    params, _ = build(config, "config.json").model.init(jax.random.key(0))
+    save_file(named_leaves(jax.tree.map(np.asarray, params)), tmp_path / "vit.safetensors")
+    files = {"config": tmp_path / "vit.json", "weights": tmp_path / "vit.safetensors"}
+    options = (*ONNX, "--quantize", "int8", "--samples", 20, "--tolerance", 9)
+    code, printed = convert(*options, **files)
+    assert code == 0, printed
+    report = read_report(tmp_path)["formats"]["onnx"]
+    share = 4 * 49 * 32 / report["bytes"]
+    assert report["float32_weights"] == {"patches/weight": round(share, 4)}
+    left = f"stays in float32: patches/weight ({share:.1%} of the file)"
+    assert f"Warning: onnx in int8: {left}" in printed
+    code, printed = convert(*options, "--force", "--exclude", "patches/weight", **files)
+    assert code == 0 and "stays in float32" not in printed, printed
+
+
 @pytest.mark.parametrize(
     ("arguments", "form", "shape", "dtype"),
     [

@@ -239,6 +239,17 @@ def test_classes_are_printed_only_if_the_outputs_are_classes(
     assert (": " in out) == has_classes
 
 
+def test_names_of_classes_and_files_do_not_steer_the_terminal(linear, run_predict, tmp_path):
+    names = ["\x1b]0;x\x07", "two\nlines", "\u202ereversed"]
+    write_report(tmp_path, output_kind="logits", classes=names)
+    shutil.move("some.npy", "some\x1b[8m.npy")
+    code, out, _ = run_predict("linear.onnx", "some\x1b[8m.npy")
+    assert code == 0 and len(out.splitlines()) == 2
+    for shown in (r"some\x1b[8m.npy", r"\x1b]0;x\x07: ", r"two\nlines: ", r"\u202ereversed: "):
+        assert out.count(shown) == 2
+    assert not {*"\x1b\x07\u202e"} & {*out}
+
+
 def test_a_regression_checkpoint_returns_numbers(small, run_predict, drawn, tmp_path):
     (tmp_path / "mse.json").write_text(json.dumps(CONFIG | {"loss": "mse", "metrics": []}))
     regression = ("-c", "mse.json", "--csv", "numbers.csv")

@@ -235,6 +235,13 @@ def test_random_erase_erases_one_rectangle_of_a_size_in_range():
     assert aspects.min() < 1 < aspects.max()
 
 
+@pytest.mark.slow
+def test_random_erase_happens_with_its_probability():
+    touched = (views(random_erase, probability=0.25) != np.asarray(IMAGE)).any((1, 2, 3))
+    assert 48 < touched.sum() < 152  # six standard deviations
+    assert not (views(random_erase, probability=0.0) == 0).any()
+
+
 @pytest.mark.parametrize(
     "matrix", [[[1.0, 0.0], [0.0, 1.0]], [[0.9, -0.4], [0.3, 1.2]], [[2.5, 0.0], [0.0, -2.5]]]
 )
@@ -363,6 +370,35 @@ def test_a_resized_crop_agrees_with_pillow_to_one_level():
         reference = np.asarray(picture.resize((46, 34), Image.Resampling.BILINEAR), int)
         ours = resized_crop(jnp.asarray(PHOTO), top, left, rows, columns)
         assert np.abs(np.asarray(ours, int) - reference).max() <= 1
+
+
+@pytest.mark.slow
+def test_boxes_of_crops_have_their_area_and_aspect_and_lie_in_the_image():
+    box = jax.vmap(lambda key: jnp.stack(crop_box(key, 100, 140, (0.1, 0.6), (0.5, 2.0))))
+    top, left, rows, columns = np.asarray(box(KEYS)).T
+    assert top.min() >= 0 and (top + rows).max() <= 100
+    assert left.min() >= 0 and (left + columns).max() <= 140
+    areas, aspects = rows * columns / 14000, rows / columns
+    assert 0.095 < areas.min() < 0.15 and 0.5 < areas.max() < 0.61
+    assert 0.48 < aspects.min() < 0.6 and 1.5 < aspects.max() < 2.05
+    # Where nothing of this aspect fits, it is the largest part in the middle that does.
+    wide = np.asarray(crop_box(KEYS[0], 100, 140, (0.9, 1.0), (0.1, 0.2)))
+    np.testing.assert_array_equal(wide, [36, 0, 28, 140])
+
+
+@pytest.mark.slow
+def test_color_jitter_uses_its_whole_ranges_and_only_those_that_are_set():
+    still = {"brightness": 0.0, "contrast": 0.0, "saturation": 0.0, "hue": 0.0}
+    assert (np.abs(views(color_jitter, PHOTO, **still).astype(int) - PHOTO) <= 1).all()
+    flat = np.full((4, 4, 3), 0.5, np.float32)
+    values = views(color_jitter, flat, **still | {"brightness": 0.4})[:, 0, 0, 0]
+    assert 0.3 <= values.min() < 0.31 and 0.69 < values.max() <= 0.7
+    red = np.broadcast_to(np.float32([1, 0, 0]), (4, 4, 3))
+    hues = [
+        colorsys.rgb_to_hsv(*v[0, 0])[0] for v in views(color_jitter, red, **still | {"hue": 0.2})
+    ]
+    hues = (np.array(hues) + 0.5) % 1 - 0.5
+    assert -0.201 < hues.min() < -0.19 and 0.19 < hues.max() < 0.201
 
 
 def moments(view):

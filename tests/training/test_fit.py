@@ -167,6 +167,17 @@ def test_the_state_is_donated():
     assert all(leaf.is_deleted() for leaf in before)
 
 
+def test_params_read_in_a_hook_stay_valid_after_it():
+    class Keep:
+        def on_row(self, run, row):
+            self.best = run.params if run.epoch == 1 else self.best
+
+    keep = Keep()
+    last = run(callbacks=[keep]).params
+    assert np.isfinite(keep.best["head"]["bias"]).all()
+    assert np.any(keep.best["head"]["bias"] != last["head"]["bias"])
+
+
 def test_the_device_budget_decides_which_sets_are_resident():
     half = X.nbytes + Y.nbytes + 1000
 
@@ -182,6 +193,11 @@ def test_the_device_budget_decides_which_sets_are_resident():
     assert resident(0) == [False, False]
     assert resident(half) == [True, False]  # only one of the two fits
     assert resident(2 * half) == [True, True]
+
+
+def test_a_test_set_of_another_shape_is_an_error_before_the_first_epoch():
+    with pytest.raises(UserError, match=r"the test set is .*float32\[5\]"):
+        run(test=(X[:, :5], Y))
 
 
 def test_step_hooks_see_the_exact_step_and_change_the_next_one():
@@ -250,6 +266,23 @@ def test_any_iterable_of_batches_works_and_a_short_last_batch_counts_by_its_exam
     assert result.history[-1]["test_accuracy"] == pytest.approx(
         (logits.argmax(1) == Y).mean(), rel=1e-6
     )
+
+
+def test_a_loader_may_reuse_its_buffer_while_batches_are_read_ahead():
+    class OneBuffer:
+        def __init__(self, copied):
+            self.copied = copied
+
+        def __iter__(self):
+            buffer = np.empty(32 * 6 * 4 + 64, np.uint8)
+            offset = -buffer.ctypes.data % 64  # aligned, so that a device may use it uncopied
+            x = buffer[offset : offset + 32 * 6 * 4].view(np.float32).reshape(32, 6)
+            for i in range(0, 288, 32):
+                x[:] = X[i : i + 32]
+                yield (x.copy() if self.copied else x), Y[i : i + 32]
+
+    reused, copied = run(OneBuffer(copied=False)), run(OneBuffer(copied=True))
+    assert without_times(reused.history) == without_times(copied.history)
 
 
 def test_the_length_of_a_loader_may_be_unknown():
@@ -570,6 +603,11 @@ def test_the_finish_of_a_plain_objective_function_names_its_metrics():
 
     row = run(objective=factory).history[-1]
     assert row["train_root"] == pytest.approx(row["train_loss"] ** 0.5, rel=1e-5)
+
+
+def test_an_empty_dataset_is_an_error():
+    with pytest.raises(UserError, match="empty"):
+        run((X[:0], Y[:0]))
 
 
 def trees_of(run):

@@ -329,6 +329,20 @@ def test_numbers_of_numpy_and_jax_are_numbers(number):
     assert callback.memory == {"best": [0.25]}
 
 
+@pytest.mark.parametrize(
+    ("memory", "why"),
+    [
+        ({"best": (1, 2)}, "a tuple"),
+        ({"seen": [{3: "three"}]}, "a key that is not text"),
+        ({1: 2, "a": 3}, ""),
+        ({"seen": {1, 2}}, "set is not JSON serializable"),
+    ],
+)
+def test_a_memory_that_a_checkpoint_would_change_is_refused(memory, why):
+    with pytest.raises(UserError, match=f"the memory of SimpleNamespace is not JSON .*{why}"):
+        memories([SimpleNamespace(memory=memory)])
+
+
 def test_two_observers_of_a_type_remember_apart(caplog):
     first, second = (SimpleNamespace(memory={"n": n}) for n in (1, 2))
     stored = memories([first, SimpleNamespace(), second])

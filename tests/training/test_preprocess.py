@@ -96,6 +96,19 @@ def test_statistics_are_of_what_the_functions_before_make_and_given_ones_stay():
     assert fitted(fns, None) == fns  # nothing is left to compute
 
 
+def test_integers_that_do_not_fit_into_32_bits_are_refused():
+    """JAX would wrap them around without a word."""
+    x = np.array([[1_700_000_000_000, 1], [1_700_000_000_001, 2]])
+    message = "holds the integer 170000000000[01], and integers of devices have 32 bits"
+    with pytest.raises(UserError, match=f"data: .*{message}"):
+        fitted([standardize], (x, np.zeros(2)))
+    settings = {"optimizer": sgd(0.1), "loss": mse, "epochs": 1, "batch_size": 2}
+    for data in ((x, np.zeros((2, 3))), iter([(x, np.zeros((2, 3)))])):
+        with pytest.raises(UserError, match=message):
+            fit(mlp((2,), 3), data, preprocess=[lambda x: x / 1000.0], **settings)
+    fit(mlp((2,), 3), (x % 2**31, np.zeros((2, 3))), preprocess=[lambda x: x / 1e9], **settings)
+
+
 def test_statistics_of_large_examples_take_little_memory():
     sizes = []
 

@@ -396,6 +396,12 @@ def test_every_microbatch_has_its_own_randomness():
     assert np.unique(losses).size == 6
 
 
+def test_an_infinite_gradient_is_a_bad_step_even_if_the_loss_is_finite():
+    objective = objective_of(loss=lambda output, target: jnp.sqrt(jnp.abs(output[0] * 0)))
+    ts, rows = run(gradient_update(objective, adam(lr=0.01)), [random_batch(0)])
+    assert hits(ts, rows) == {0: "the gradient of head/bias"}
+
+
 @pytest.mark.slow
 def test_averaged_params_follow_their_formula():
     objective = objective_of()

@@ -205,6 +205,12 @@ def test_a_file_of_another_program_is_read_without_a_digest(tmp_path):
             assert_same(loaded[name], arrays[name])
 
 
+def test_a_record_without_a_digest_is_refused(tmp_path):
+    save_file({"w": np.zeros(2)}, tmp_path / "a.params", {"rawtree": "{}"})
+    with pytest.raises(Damaged, match="its header does not begin with a SHA-256"):
+        read(tmp_path / "a.params")
+
+
 HOSTILE = {
     "empty": b"",
     "seven bytes": b"\0" * 7,
