@@ -93,12 +93,6 @@ def test_a_cache_that_cannot_be_written_is_one_warning_and_no_error(cache, warni
     assert len(warnings_seen) == 1 and str(cache) in warnings_seen[0]
 
 
-@pytest.mark.parametrize(("name", "value"), [("seed", -1), ("train_size", 0), ("test_size", -5)])
-def test_an_argument_out_of_range_is_named(name, value):
-    with pytest.raises(ValueError, match=f"^{name}: must be at least [01], got {value}$"):
-        digits(**{name: value})
-
-
 def test_the_sets_of_pen_digits_are_as_they_promise():
     sets = loaded(pen.pen_digits(train_size=30, test_size=10))
     assert len(sets["train"]) == 30 and sets["test"][0][0]["sequence"].shape == (48, 3)

@@ -199,9 +199,3 @@ def test_a_missing_package_is_an_error_with_the_command_that_installs_it(
     monkeypatch.setitem(sys.modules, "array_record", None)
     with pytest.raises(UserError, match=r"needs array_record.*run `pip install -r training/"):
         source(record_folder)
-
-
-def test_all_arguments_out_of_range_are_in_one_error(record_folder):
-    message = r"^workers: must be at least 0, got -1\nnum_classes: must be at least 1, got 0$"
-    with pytest.raises(ValueError, match=message):
-        source(record_folder, workers=-1, num_classes=0)

@@ -462,21 +462,12 @@ def test_strengths_can_be_inputs_of_a_program(fn, strengths):
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda x: random_crop(KEYS[0], x, padding=0), "^padding: .* got 0"),
-        (lambda x: random_flip(KEYS[0], x, probability=1.5), "^probability: .* got 1.5"),
-        (lambda x: random_erase(KEYS[0], x, probability=-1.0), "^probability: .* got -1.0"),
         (lambda x: random_erase(KEYS[0], x, area=(0.5, 0.2)), "^area: "),
-        (lambda x: random_erase(KEYS[0], x, aspect=(0.0, 2.0)), "^aspect.0: "),
-        (lambda x: random_resized_crop(KEYS[0], x, area=(0.0, 1.0)), "^area.0: "),
         (lambda x: random_resized_crop(KEYS[0], x, aspect=(2.0, 1.0)), "^aspect: "),
-        (lambda x: color_jitter(KEYS[0], x, hue=0.6), "^hue: .* got 0.6"),
         (lambda x: color_jitter(KEYS[0], x.astype(int)), "^color_jitter: .* got int32"),
-        (lambda x: rand_augment(KEYS[0], x, magnitude=31), "^magnitude: .* got 31"),
         (lambda x: random_crop(KEYS[0], x, padding=12), "^padding: must be below 10, .* got 12"),
         (lambda x: random_affine(KEYS[0], x, shift=12.0), "^shift: must be below 10, .* got 12.0"),
-        (lambda x: random_affine(KEYS[0], x, rotation=-1.0), "^rotation: .* got -1.0"),
         (lambda x: random_affine(KEYS[0], x, scale=(1.1, 0.9)), "^scale: "),
-        (lambda x: random_affine(KEYS[0], x, shear=90.0), "^shear: .* got 90.0"),
         (lambda x: random_flip(KEYS[0], x[0]), r"got the shape \(12, 3\)"),
     ],
 )

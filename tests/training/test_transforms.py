@@ -283,13 +283,7 @@ def test_rules_that_do_not_fit_the_params_are_refused(make, message):
 @pytest.mark.parametrize(
     "make, argument",
     [
-        (lambda: clip_by_global_norm(0.0), "max_norm"),
-        (lambda: clip_by_value(-1.0), "limit"),
-        (lambda: decayed_weights(-0.1), "weight_decay"),
         (lambda: decayed_weights(0.1, include="["), "include"),
-        (lambda: scaled(adam(), 0.0), "rate"),
-        (lambda: lookahead(adam(), share=0.0), "share"),
-        (lambda: layer_decay(adam(), 0.0), "decay"),
         (lambda: groups([]), "rules"),
         (lambda: groups([["(", adam()]]), "rules"),
     ],

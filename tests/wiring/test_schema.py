@@ -4,7 +4,7 @@ import inspect
 import json
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_type_hints
 
 import jax.numpy as jnp
 import jsonschema
@@ -12,11 +12,12 @@ import pytest
 
 import model.mlp
 from model.base import Model
+from training.kinds import KINDS, find
 from training.optimizers import adamw
 from training.options import CheckpointOptions
 from training.preprocess import normalize
 from utils import UserError
-from utils.forms import Range
+from utils.forms import Misfit, OutOfRange, Range, form
 from wiring import schema
 from wiring.build import build
 from wiring.config import override
@@ -142,6 +143,21 @@ def test_the_range_of_a_users_own_part_is_checked_from_its_annotation(valid, mon
         build(config, "c")
     argument = schema.argument(inspect.signature(mine).parameters["width"])
     assert argument == {"type": ["integer", "null"], "minimum": 3, "default": 5}
+
+
+@pytest.mark.parametrize("kind", sorted({*KINDS} - {"metrics", "schedule"}))
+def test_calls_of_every_part_from_python_are_checked_by_the_ranges_of_its_annotations(kind):
+    """Metrics take arrays, and test_schedules.py has cases for arguments that depend on others."""
+    for part in find(kind)[0].values():
+        for name, hint in get_type_hints(part, include_extras=True).items():
+            for value in (-7, float("nan")):
+                try:
+                    form(hint).read(value, name)
+                except OutOfRange:
+                    with pytest.raises(ValueError, match=f"^{name}: "):
+                        part(**{name: value})
+                except Misfit:
+                    pass
 
 
 def test_calls_from_python_are_checked_by_the_same_ranges():

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +11,7 @@ from tests.training.checkpoint.test_keeper import a_run, end_epoch
 from tests.wiring.conftest import VALID
 from training.checkpoint import run_folder as folder
 from training.checkpoint.keeper import Keeper
-from training.checkpoint.resume import Lock, Locked, unfinished
+from training.checkpoint.resume import unfinished
 from training.commands import evaluate
 from training.devices.signals import end_at_signals, handled
 from training.options import CheckpointOptions
@@ -46,19 +45,6 @@ def test_the_folder_of_a_process_that_was_killed_before_its_run_began_is_taken_o
     (killed / ".config.json.77.tmp").write_text("{")
     assert unfinished(tmp_path, "T", "name")[0] is None
     assert folder.new_folder(tmp_path, "T", "name") == killed
-
-
-def test_a_report_that_is_being_written_does_not_hide_an_unfinished_run(tmp_path):
-    run = begin(folder.new_folder(tmp_path, "T"))
-    reading = locked(run, shared=True)
-    timer = threading.Timer(0.1, os.close, [reading])
-    timer.start()
-    opened, _ = unfinished(tmp_path, "T")
-    timer.join()
-    assert opened.folder == run
-    with pytest.raises(Locked):
-        Lock(run)
-    opened.lock.close()
 
 
 def test_auto_resumes_the_run_of_the_chosen_name_alone(tmp_path):

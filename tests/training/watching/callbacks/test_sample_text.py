@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import train as command
 from data_loader.tokenizers.plain import ByteTokenizer, CharacterTokenizer, characters
 from data_loader.windows import IGNORED, Stream, Windows
 from model.base import Model
@@ -155,28 +154,6 @@ def test_what_cannot_write_is_refused_before_the_first_step(changes, message):
         return callback.on_start(seen)
     with pytest.raises(UserError, match=message):
         callback.on_start(seen)
-
-
-def test_what_cannot_write_leaves_no_folder(tmp_path, capsys, monkeypatch):
-    with pytest.raises(UserError, match="sample_text: the model cannot generate"):
-        run(tmp_path / "run", [sample_text()], model=bigrams(cache=False))
-    assert not (tmp_path / "run").exists()
-    monkeypatch.chdir(tmp_path)
-    config = {
-        "title": "Silent",
-        "model": {"name": "mlp", "args": {"dims": [4]}},
-        "data": {"name": "digits", "args": {"train_size": 64, "test_size": 32}},
-        "loader": {"batch_size": 32},
-        "loss": "cross_entropy",
-        "optimizer": {"name": "sgd", "args": {"lr": 0.1}},
-        "training": {"epochs": 1},
-        "callbacks": ["sample_text"],
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    for options in ([], ["--check"]):
-        assert command.main(["-c", "config.json", *options]) == 2
-        assert "sample_text: the data has no tokenizer" in capsys.readouterr().err
-    assert {path.name for path in tmp_path.iterdir()} == {"config.json"}
 
 
 def test_wrong_arguments():

@@ -1,11 +1,8 @@
 """The callbacks in whole runs of `fit`: against NumPy, and bit by bit in a run that resumed."""
 
 import base64
-import gzip
 import json
-import re
 import time
-from collections import Counter
 from types import SimpleNamespace
 
 import jax
@@ -170,24 +167,9 @@ def test_names_of_classes_reach_every_picture_and_first_images_are_those_of_trai
     assert read_record(checkpoint)["classes"] == ["low", "middle", "high"]
 
 
-def test_metrics_of_callbacks_are_not_logged(whole):
-    names = {name for row in rows(whole.folder / "metrics.jsonl") for name in row}
-    assert not [name for name in names if "matrix" in name or "images" in name]
-
-
 def gradient_norms(whole):
     steps = [row for row in rows(whole.folder / "metrics.jsonl") if "each_step" in row]
     return {row["step"]: row["gradient_norm"] for row in steps}
-
-
-def test_the_planted_spikes_are_found(whole):
-    spikes, norms = rows(whole.folder / "gradient_spikes.jsonl"), gradient_norms(whole)
-    assert [(spike["step"], spike["epoch"], spike["norm"]) for spike in spikes] == [
-        (s, (s + 3) // 4, norms[s]) for s in (7, 11, 15)
-    ]
-    before = np.array([norms[step] for step in range(1, 7)])
-    before[2] = 2 * before[:2].mean()  # the spike of the warmup, clipped
-    assert spikes[0]["ema"] == pytest.approx(before.mean())
 
 
 def test_a_lower_rate_makes_smaller_steps_and_is_in_every_row(whole):
@@ -197,16 +179,6 @@ def test_a_lower_rate_makes_smaller_steps_and_is_in_every_row(whole):
     assert rates == pytest.approx([0.01] * 3 + [0.005] * 4, rel=1e-3)
     ends = [row for row in rows(whole.folder / "metrics.jsonl") if "end_of_epoch" in row]
     assert [row["learning_rate"] for row in ends] == pytest.approx([0.02, 0.02, 0.01, 0.005])
-
-
-def test_a_trace_holds_its_steps_of_training(whole):
-    (path,) = whole.folder.glob("profile/step_5/plugins/profile/*/perfetto_trace.json.gz")
-    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    names = Counter(event.get("name", "") for event in events)
-    # How often each operation of a step ran.
-    times = Counter(n for name, n in names.items() if re.match(r"(dot|\w+_fusion)\b", name))
-    assert times.most_common(1)[0][0] == 2
-    assert times[2] > 3
 
 
 @pytest.mark.slow
