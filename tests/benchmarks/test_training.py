@@ -1,6 +1,5 @@
 """The training benchmark: its models, its targets and its fairness check; needs no framework."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,8 +9,6 @@ from benchmarks.peers import ours
 from benchmarks.training import OURS, targets_table, unfair_peers
 from benchmarks.workloads import WORKLOADS, prepared, windows
 
-PEERS = Path(ours.__file__).parent
-FRAMEWORKS = {"flax", "equinox", "haiku", "keras", "torch", "tensorflow"}
 SIZES = {"convnext": 13_810, "resnet": 78_042, "vit": 204_682, "mlp": 118_282}
 SIZES |= {"mobilenet_v1": 38_314}
 SIZES |= {"gpt": 817_536, "gpt_short": 809_344}

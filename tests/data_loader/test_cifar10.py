@@ -10,7 +10,6 @@ import pytest
 from data_loader import cifar10
 from utils import RunError, UserError
 
-ARCHIVE = "cifar-10-binary.tar.gz"
 NAMES = [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]
 
 

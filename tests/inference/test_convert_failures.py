@@ -301,22 +301,3 @@ def test_missing_packages_are_named(convert, tmp_path, monkeypatch):
 def test_an_exclude_that_cannot_be_followed_is_refused(convert, arguments, message):
     code, printed = convert("--formats", "onnx", *arguments)
     assert code == 2 and printed.splitlines()[-1].startswith(message), printed
-
-
-SLOW_IMPORT = """
-import os, signal, sys, time, traceback
-
-class Finder:
-    def find_spec(name, *_):
-        if name == "jax":
-            try:
-                os.kill(os.getpid(), signal.SIGINT)
-                time.sleep(5)
-            except KeyboardInterrupt:  # as C code of a package shows an exception in a callback
-                traceback.print_exc()
-
-signal.signal(signal.SIGINT, signal.default_int_handler)
-sys.meta_path.insert(0, Finder)
-from inference import {command}
-sys.exit({command}.main({arguments}))
-"""

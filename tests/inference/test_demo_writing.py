@@ -122,13 +122,6 @@ def test_a_text_ends_where_the_model_ends_it(chromium, little):
     assert text(chromium, "text") == "once" + new[:count]
 
 
-SLOW = """const read = Response.prototype.arrayBuffer;
-Response.prototype.arrayBuffer = async function () {
-  await new Promise((end) => setTimeout(end, 300));
-  return read.call(this);
-};"""
-
-
 def test_mistakes_of_the_form_are_named(chromium, little):
     chromium.open(little[0]())
     fill(chromium, prompt="once 5")

@@ -189,24 +189,6 @@ def test_positions_become_small_and_what_stays_in_float32_is_known(precision, tm
     assert 0 < np.abs(found - expected["y"]).max() < 0.06 * np.abs(expected["y"]).max()
 
 
-def images_of(rows):
-    return random.normal(size=(rows, 64)).astype(np.float32)
-
-
-def search(w, x):
-    """A loop under vmap, the largest numbers, and writes to positions."""
-    w = w["params"]
-
-    def one(x):
-        halved = jax.lax.while_loop(
-            lambda y: jnp.abs(y).max() > 1, lambda y: jnp.tanh(y @ w["a"]), x
-        )
-        best, at = jax.lax.top_k(halved, 3)
-        return halved.at[at].set(best * 2), best
-
-    return dict(zip("yz", jax.vmap(one)(x), strict=True))
-
-
 def test_excluded_weights_stay_in_float32(source, tmp_path):
     for precision in ("float16", "dynamic", "int8"):
         path = tmp_path / f"{precision}.onnx"

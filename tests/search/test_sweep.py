@@ -260,13 +260,6 @@ def test_the_comparison_in_a_browser(tmp_path):
         assert page.js("document.querySelectorAll('.parallel .marks b').length") == 2
 
 
-class Seen:
-    """What an observer sees of a run."""
-
-    def __init__(self, completed):
-        self.completed, self.finished = completed, completed == 4
-
-
 @pytest.mark.parametrize("before", [[], [4.0, 3.0]])
 def test_the_last_weights_of_a_trial_that_ended_within_an_epoch_count(tmp_path, before):
     sweep = sweep_of(tmp_path, [[]])

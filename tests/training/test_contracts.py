@@ -28,15 +28,6 @@ Y = np.arange(32) % 3
 SEED = jax.ShapeDtypeStruct((), jnp.uint32)
 
 
-def failing(kind):
-    """A model whose `apply` fails in its own way."""
-
-    def apply(params, state, x, *, train=False, key=None):
-        return {"shapes": lambda: x @ x, "values": lambda: 1 / 0}[kind](), state
-
-    return MODEL._replace(apply=apply)
-
-
 def counting(params, state, x, *, train=False, key=None):
     return MODEL.apply(params, state, x)[0], {"seen": jnp.zeros((), int)}
 

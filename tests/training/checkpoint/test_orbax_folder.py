@@ -26,7 +26,6 @@ from utils import Damaged, RunError, UserError
 # If one array fails, TensorStore reports the others to an event loop that Orbax has closed by then.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
-ROOT = Path(__file__).resolve().parents[3]
 RECORD = {"epoch": 3, "text": 'a "quoted" \\ ключ', "nested": {"list": [1, 2.5, None, True]}}
 LEAVES = {
     "params/blocks/0/norm/weight": jnp.arange(6.0).reshape(2, 3).T,
@@ -328,38 +327,21 @@ def test_forged_files_are_refused_and_no_code_in_them_is_run(ours, monkeypatch):
     assert "antigravity" not in sys.modules and not Path("exploded").exists()
 
 
-NOTES = [
-    b"",
-    b"[]",
-    b"1",
-    b"{",
-    b"[" * 100_000,
-    b"\xff",
-    b'{"record": {}}',
-    b'{"record": 1, "arrays": {}}',
-]
-NOTES += [
-    json.dumps({"record": {}, "arrays": arrays}).encode()
-    for arrays in ([], {"a": 1}, {"a": ["float32"]})
-]
-FORMS = [
-    ["float32", [3, 4]],
-    ["float64", [4, 3]],
-    ["no type", [4, 3]],
-    ["float32", [0, 2**70]],
-    ["O", [4, 3]],
-    ["float32", "ab"],
-]
+FORMS = [["float64", [4, 3]], ["no type", [4, 3]], ["float32", [0, 2**70]], ["O", [4, 3]]]
+NOTES = [b"", b"{", b'{"record": {}}', b'{"record": 1, "arrays": {}}']
 NOTES += [
     json.dumps({"record": {}, "arrays": {"params/w": form, "n": ["int32", []]}}).encode()
     for form in FORMS
 ]
-NOTES += [
-    json.dumps({"record": {}, "arrays": {"params/w": ["float32", [4, 3]]}}).encode()
-]  # one too few
-NOTES += [
-    json.dumps({"record": {}, "arrays": {name: ["int32", []] for name in ("n", "more")}}).encode()
-]
+NOTES.append(json.dumps({"record": {}, "arrays": {"params/w": ["float32", [4, 3]]}}).encode())
+
+
+@pytest.mark.parametrize("note", NOTES, ids=range(len(NOTES)))
+def test_a_note_that_does_not_fit_the_arrays_is_refused(ours, note):
+    (ours / "rawtree.json").write_bytes(note)
+    resealed(ours)
+    with pytest.raises(Damaged, match=r"a\.orbax: "):
+        read(ours)
 
 
 KILLED = """

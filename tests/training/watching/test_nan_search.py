@@ -126,10 +126,6 @@ def test_names_the_line_of_the_model_that_called_a_layer():
     assert f"`), called from {caller}, after norm/scale; it got " in message
 
 
-def root(x):
-    return jnp.sqrt(0 * x)
-
-
 @jax.custom_vjp
 def unchanged(x):
     return x
@@ -268,9 +264,6 @@ own_derivative.defjvp(lambda x, t: (own_derivative(*x), t[0]))
 )
 def test_the_search_enters_calls_and_branches(layer):
     assert search(net(layer)).startswith(FORWARD)
-
-
-shared = jax.jit(jnp.log)
 
 
 def test_bfloat16():
