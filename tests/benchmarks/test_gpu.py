@@ -23,11 +23,8 @@ KEYS = {  # some of the keys of the last row of each part
 }
 
 
-QUICK = ("device", "airbench", "resume", "waiting")
-
-
 def marked(part):
-    mark = pytest.mark.slow if part in QUICK else pytest.mark.torture
+    mark = pytest.mark.slow if part == "device" else pytest.mark.torture
     return pytest.param(part, marks=mark)
 
 

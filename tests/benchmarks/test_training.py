@@ -39,13 +39,17 @@ def test_the_models_have_the_sizes_for_which_the_targets_were_set(name):
     assert ours.trainer(workload, {"train": (x, y), "test": (x, y)}).parameters == SIZES[name]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("peer", ["flax", "equinox", "haiku", "keras", "torch"])
-@pytest.mark.parametrize("name", ["convnext", "resnet", "vit", "mlp", "mobilenet_v1", "gpt"])
+@pytest.mark.parametrize(
+    ("peer", "name"),
+    [
+        pytest.param(peer, name, marks=pytest.mark.slow if name == "mlp" else pytest.mark.torture)
+        for name in SIZES
+        if name != "gpt_short"
+        for peer in WORKLOADS[name].peers
+    ],
+)
 def test_a_peer_trains_a_model_of_the_same_size(peer, name):
     workload = WORKLOADS[name]._replace(batch_size=4)
-    if peer not in workload.peers:
-        pytest.skip("the workload leaves this peer out")
     module = pytest.importorskip(f"benchmarks.peers.{peer}")
     pair = examples(workload)
     trainer = module.trainer(workload, {"train": pair, "test": pair}, "")
@@ -54,7 +58,7 @@ def test_a_peer_trains_a_model_of_the_same_size(peer, name):
     assert losses[2] < losses[0] and 0 <= trainer.accuracy() <= 1
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.parametrize("peer", ["flax", "equinox", "haiku", "keras", "torch"])
 def test_a_peer_trains_the_model_of_the_recipe(peer):
     """Residual blocks, several in a stage, and a schedule."""

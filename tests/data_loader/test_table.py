@@ -288,7 +288,7 @@ def houses(path, count):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("embedded", [False, True])
+@pytest.mark.parametrize("embedded", [False, pytest.param(True, marks=pytest.mark.torture)])
 def test_a_run_from_a_csv_file_to_an_exported_model(tmp_path, monkeypatch, embedded):
     config = CONFIG
     if embedded:

@@ -37,7 +37,9 @@ def jax_outputs(small, inputs, form=NHWC):
     return jax.jit(loaded.function)(loaded.weights, inputs)
 
 
-def test_both_formats_compute_what_jax_computes(small, convert, tmp_path):
+def test_both_formats_compute_what_jax_computes_beside_the_config_and_the_code(
+    small, convert, tmp_path
+):
     code, printed = convert("--name", "small")
     assert code == 0, printed
     folder = tmp_path / "out" / "small"
@@ -58,6 +60,15 @@ def test_both_formats_compute_what_jax_computes(small, convert, tmp_path):
         error = f"{report['checks'][0]['absolute_error']:.1e}"
         row = rf"^small.{format} +native +{report['nodes']} .* random +1 +{error}"
         assert re.search(row, printed, re.M)
+
+    files = {"small.onnx", "small.tflite", "config.json", "model", "verification.json"}
+    assert output_folder(tmp_path) == ["small"]
+    assert {path.name for path in folder.iterdir()} == files
+    assert (folder / "model" / "mlp.py").read_text() == (ROOT / "model" / "mlp.py").read_text()
+    assert read_report(tmp_path)["model"] == str(small.checkpoint.parent / "model")
+    written = json.loads((folder / "config.json").read_text())["model"]
+    args = {"dims": [16], "activation": "relu", "dropout": 0.0}
+    assert written == json.loads(small.config.read_text())["model"] | {"args": args}
 
 
 def test_a_loaded_run_is_exported_with_its_preprocessing(small, tmp_path):
@@ -106,7 +117,7 @@ def trained(folder, **changes):
     return checkpoint
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_mobilenet_is_exported_natively(convert, tmp_path):
     checkpoint = trained(tmp_path, model={"name": "mobilenet", "args": {"width": 0.25}})
     options = ("--name", "small", "--route", "native")
@@ -146,8 +157,7 @@ def test_a_diffusion_model_is_evaluated_loaded_and_exported_by_what_it_takes(con
     expected = loaded.predict(x)
     with pytest.raises(UserError, match="takes inputs of image float32"):
         loaded.predict(np.zeros((2, 28, 28, 1), np.uint8))
-    options = ("--name", "small", "--route", "native")
-    code, printed = convert(*options, config=None, weights=checkpoint)
+    code, printed = convert(*ONNX, "--route", "native", config=None, weights=checkpoint)
     assert code == 0, printed
     assert "the model takes other inputs than those of the data" in printed
     takes = {"image": [None, 28, 28, 1], "time": [None], "label": [None]}
@@ -162,22 +172,8 @@ def test_a_diffusion_model_is_evaluated_loaded_and_exported_by_what_it_takes(con
 
 
 @pytest.mark.slow
-def test_the_folder_contains_the_files_the_config_and_the_code(small, convert, tmp_path):
-    assert convert("--name", "small")[0] == 0
-    assert output_folder(tmp_path) == ["small"]
-    folder = tmp_path / "out" / "small"
-    files = {"small.onnx", "small.tflite", "config.json", "model", "verification.json"}
-    assert {path.name for path in folder.iterdir()} == files
-    assert (folder / "model" / "mlp.py").read_text() == (ROOT / "model" / "mlp.py").read_text()
-    assert read_report(tmp_path)["model"] == str(small.checkpoint.parent / "model")
-    written = json.loads((folder / "config.json").read_text())["model"]
-    args = {"dims": [16], "activation": "relu", "dropout": 0.0}
-    assert written == json.loads(small.config.read_text())["model"] | {"args": args}
-
-
-@pytest.mark.slow
 def test_int8_is_smaller_and_prints_its_accuracy(convert, tmp_path):
-    code, printed = convert("--name", "small", "--quantize", "int8", "--samples", 50)
+    code, printed = convert(*ONNX, "--quantize", "int8", "--samples", 50)
     assert code == 0, printed
     for report in read_report(tmp_path)["formats"].values():
         before, after = report["test_set"]["before"], report["test_set"]["after"]

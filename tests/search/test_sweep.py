@@ -580,7 +580,9 @@ def ended_early(folder, spec, begun, number):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.torture)]
+)
 def test_a_sweep_that_is_killed_or_stopped_continues_exactly(whole, tmp_path, number):
 
     def until_the_third(process):

@@ -25,7 +25,7 @@ from training.augment import (
     resampled,
     trivial_augment,
 )
-from training.augment.geometry import resized_crop
+from training.augment.geometry import crop_box, resized_crop
 from training.augment.policies import Reach, change
 from training.fit import fit
 from training.objective import cutmix, supervised

@@ -7,6 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from model.mlp import mlp
+from training.fit import fit
+from training.loss import mse
+from training.optimizers import sgd
 from training.options import LoaderOptions
 from training.preprocess import fitted, mean_and_std, normalize, standardize, to_unit
 from utils import UserError
