@@ -11,27 +11,13 @@ import pytest
 
 import train
 from inference import convert_tflite
-from tests.processes import ROOT, call, run
+from tests.processes import ROOT, TWO_EPOCHS, call, run
 from training.run import TIMES
-
-SMALL = {
-    "title": "Small",
-    "model": {"name": "mlp", "args": {"dims": [16]}},
-    "data": {"name": "digits", "args": {"train_size": 640, "test_size": 100}},
-    "loader": {"batch_size": 64},
-    "preprocess": ["to_unit"],
-    "loss": "cross_entropy",
-    "metrics": ["accuracy"],
-    "optimizer": {"name": "adamw", "args": {"lr": 0.01}},
-    "training": {"epochs": 2},
-    "checkpoint": {"monitor": "test_loss"},
-    "logging": {"every_steps": 5},
-}
 
 
 @pytest.fixture
 def small(tmp_path):
-    (tmp_path / "small.json").write_text(json.dumps(SMALL))
+    (tmp_path / "small.json").write_text(json.dumps(TWO_EPOCHS))
     return tmp_path
 
 

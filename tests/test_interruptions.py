@@ -9,26 +9,12 @@ import time
 
 import pytest
 
-from tests.processes import ROOT, start, wait_for_line
-
-SMALL = {
-    "title": "Small",
-    "model": {"name": "mlp", "args": {"dims": [16]}},
-    "data": {"name": "digits", "args": {"train_size": 640, "test_size": 100}},
-    "loader": {"batch_size": 64},
-    "preprocess": ["to_unit"],
-    "loss": "cross_entropy",
-    "metrics": ["accuracy"],
-    "optimizer": {"name": "adamw", "args": {"lr": 0.01}},
-    "training": {"epochs": 2},
-    "checkpoint": {"monitor": "test_loss"},
-    "logging": {"every_steps": 5},
-}
+from tests.processes import ROOT, TWO_EPOCHS, start, wait_for_line
 
 
 @pytest.fixture
 def small(tmp_path):
-    (tmp_path / "small.json").write_text(json.dumps(SMALL))
+    (tmp_path / "small.json").write_text(json.dumps(TWO_EPOCHS))
     return tmp_path
 
 
