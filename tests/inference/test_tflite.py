@@ -220,34 +220,6 @@ def test_the_table_of_an_embedding_and_the_weights_of_a_loop_are_quantized(
     assert 0 < error < 0.1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_the_weights_of_recurrent_layers_are_quantized(cell, tmp_path):
-    model = rnn((20, 12), 4, cell=cell, dim=64, depth=1, bidirectional=True)
-    params, _ = jax.tree.map(np.asarray, jax.jit(model.init)(jax.random.key(0)))
-    function, weights = lambda w, x: model.apply(w, {}, x)[0], params
-    x = images(20, 12, count=8)
-    exported(tmp_path / "float.tflite", function, weights, x)
-    assert sum(float32_weights(tmp_path / "float.tflite").values()) > 4 * 2 * 3 * 64 * 64
-    expected = np.asarray(function(weights, x))
-    for precision, limit, share in (("float16", 0.003, 0.6), ("dynamic", 0.05, 0.5)):
-        path = tmp_path / f"{precision}.tflite"
-        file = exported(path, function, weights, x, quantize=precision)
-        assert path.stat().st_size < share * (tmp_path / "float.tflite").stat().st_size
-        assert float32_weights(path) == {}
-        error = np.abs(file({"input": x})["output"] - expected).max()
-        assert 0 < error < limit * np.abs(expected).max()
-    samples = [{"input": x[i : i + 1]} for i in range(8)]
-    path = tmp_path / "int8.tflite"
-    file = exported(path, function, weights, x, quantize="int8", samples=samples)
-    assert path.stat().st_size < 0.6 * (tmp_path / "float.tflite").stat().st_size
-    assert float32_weights(path) == {}
-    for row in x[:, None]:
-        want = np.asarray(function(weights, row))
-        error = np.abs(file({"input": row})["output"] - want).max()
-        assert 0 < error < 0.1 * np.abs(expected).max()
-
-
 EXCLUDED = {  # {model: (its inputs, a regex, the sizes of the weights that it matches)}
     "gpt": (
         gpt((32,), vocab_size=100, dim=64, depth=1, heads=2),
@@ -276,9 +248,15 @@ EXCLUDED = {  # {model: (its inputs, a regex, the sizes of the weights that it m
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["float16", "dynamic", "int8"])
-@pytest.mark.parametrize("name", EXCLUDED)
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        pytest.param(name, precision, marks=mark)
+        for name, ours in zip(EXCLUDED, ("dynamic", "float16", "int8", "int8"), strict=True)
+        for precision in ("float16", "dynamic", "int8")
+        for mark in [pytest.mark.slow if precision == ours else pytest.mark.torture]
+    ],
+)
 def test_excluded_weights_stay_in_float32(name, precision, tmp_path):
     """Also where the norm before a layer is folded into its weight."""
     model, x, regex, sizes = EXCLUDED[name]

@@ -466,19 +466,6 @@ def test_an_error_in_the_evaluation_is_raised_before_the_first_step():
     assert started.seen == []
 
 
-@pytest.mark.slow
-def test_a_metric_of_a_callback_is_not_logged_and_needs_a_unique_name():
-    recorder = Recorder(metrics={"worst": tracked(loss_value, "MAX")})
-    recorder.on_row = at_end(lambda view: recorder.seen.append(view.arrays["test_worst"]))
-    result = run(callbacks=[recorder], epochs=1)
-    assert recorder.seen[0] == pytest.approx(losses_of(result, TEST).max(), rel=1e-4)
-    assert not any("worst" in name for name in result.history[0])
-    recorder.metrics = {"accuracy": tracked(accuracy)}
-    message = "Recorder measures 'accuracy', a name that another metric has"
-    with pytest.raises(UserError, match=message):
-        run(callbacks=[recorder])
-
-
 @pytest.mark.parametrize(
     "settings",
     [{"callbacks": [early_stopping("val_loss")]}, {"checkpoint": {"monitor": "val_loss"}}],

@@ -10,8 +10,8 @@ import utils
 from model.base import Model
 from training.devices.mesh import make_mesh
 from training.devices.sharding import Plan
-from training.engine import Program, compile_step, loops_are_slow, quick
-from training.feed import over_batch, over_orders
+from training.engine import Program, compile_step
+from training.feed import over_batch
 from training.fit import fit
 from training.loss import mse
 from training.optimizers import sgd
@@ -123,27 +123,6 @@ def test_a_mesh_that_cuts_heads_of_the_kernel_of_attention_is_an_error(queries, 
 
     with pytest.raises(UserError, match=r"^mesh\.tensor: cuts a head .*; let mesh\.tensor divide"):
         compile_step(Lowered(), None)
-
-
-def test_while_debugging_every_call_runs_the_function_itself_on_concrete_arrays():
-    seen = []
-
-    def step(const, carry, batch, valid):
-        seen.append(float(batch[0].sum()))  # raises for a tracer
-        return add(const, carry, batch, valid)
-
-    data = np.arange(8.0, dtype=np.float32).reshape(4, 2)[:, :1] * np.ones(3, np.float32)
-    order, valid = np.array([[0, 1], [2, 3]]), np.array([2, 2])
-    with jax.disable_jit():
-        assert loops_are_slow(None)
-        assert quick(lambda: seen.clear() or 3, WHOLE)() == 3
-        run, carry = Program(over_orders(step, PLAN.batch(), None, 2), WHOLE), start()
-        run.prepare(2.0, carry, (data, data), order, valid, np.int32(0), np.int32(1))
-        assert (seen, run.seconds) == ([], 0.0)
-        for row in range(2):
-            carry, [total] = run(2.0, carry, (data, data), order, valid, np.int32(row), np.int32(1))
-    assert seen == [6.0, 30.0]  # 0 and 2, 4 and 6, three times each
-    assert total == 2 * 2 * 36
 
 
 class Streamed:
