@@ -47,15 +47,6 @@ def test_an_adapted_perceptron_computes_the_formula():
     np.testing.assert_allclose(model.apply(params, state, x)[0], y, rtol=1e-5, atol=1e-5)
 
 
-def test_rank_stabilized_factors_count_more():
-    base = mlp((4,), 16, dims=(16,))
-    models = [lora(base, ("head/weight",), rank=16, rank_stabilized=on) for on in (False, True)]
-    params, state = drawn(models[0])
-    plain = np.asarray(state["frozen"]["head/weight"])
-    small, large = (model.merge(params, state)[0]["head"]["weight"] - plain for model in models)
-    np.testing.assert_allclose(large, 4 * small, atol=1e-5)
-
-
 MODELS = {
     "gpt": (gpt((8,), 32, dim=16, depth=2, heads=2), (ATTENTION, "tokens/weight")),
     "convnext": (convnext((8, 8, 1), 3, dims=(4, 8), depths=(1, 1)), (".*/weight",)),

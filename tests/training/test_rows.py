@@ -7,7 +7,7 @@ import pytest
 
 from training.base import Weighted, tracked
 from training.metrics import MetricPlan, phase_of
-from training.rows import Sums, TrainingSums, norms_of, row_of_batch
+from training.rows import Sums, norms_of, row_of_batch
 from training.run import Reader
 from utils import named_leaves
 
@@ -117,35 +117,6 @@ def test_sums_continue_from_a_checkpoint(mode):
     assert later.take(named_leaves(summed(mode, rows[:3]).tree())) == (True, True)
     later.add(jax.tree.map(lambda *a: np.stack(a), *rows[3:]))
     jax.tree.map(np.testing.assert_array_equal, later.tree(), summed(mode, rows).tree())
-
-
-def test_a_log_line_begins_again_and_its_single_steps_with_it():
-    modes = {"epoch": {"loss": "MEAN", "all": "CONCAT"}, "line": {"loss": "MEAN"}}
-
-    def rows(*losses):
-        values = [{"loss": np.full(5, x, np.float32), "all": np.arange(5) + x} for x in losses]
-        norms = {"norms": {"gradient_norm": np.float32(2)}, "steps": np.int32(1)}
-        each = [row_of_batch(modes["epoch"], v, np.ones(5, bool)) | norms for v in values]
-        each = [row | {"bad": np.int32(-1)} for row in each]
-        return jax.tree.map(lambda *a: np.stack(a), *each)
-
-    like = jax.tree.map(lambda a: a[0], rows(0))
-    sums = TrainingSums(modes, like, 1, per_step=True)
-    sums.add([rows(1, 2)])
-    sums.new_line()
-    sums.add([rows(3)])
-    sums.add([rows(4, 5)])
-    reader = Reader()
-    assert reader.values("train", sums.epoch) == {"train_loss": 3, "gradient_norm": 2}
-    assert reader.values("train", sums.line) == {"train_loss": 4, "gradient_norm": 2}
-    assert reader.each_step(modes["line"], sums.rows)["train_loss"].tolist() == [3, 4, 5]
-    assert reader.arrays("train", sums.epoch)["train_all"].shape == (25,)
-    again = TrainingSums(modes, like, 1, per_step=True)
-    [tree] = sums.trees()
-    assert again.take([named_leaves(tree)]) == (True, True)
-    jax.tree.map(np.testing.assert_array_equal, again.trees(), sums.trees())
-    without = TrainingSums({"epoch": modes["line"], "line": modes["line"]}, like, 1, per_step=True)
-    assert without.take([named_leaves(tree)]) == (False, True)
 
 
 def test_a_mean_over_very_many_batches_keeps_its_digits():

@@ -213,40 +213,21 @@ def test_a_record_without_a_digest_is_refused(tmp_path):
 
 HOSTILE = {
     "empty": b"",
-    "seven bytes": b"\0" * 7,
     "no header": bytes(8),
     "a header of 2**60": assembled({"a": F32}, bytes(8), 2**60),
-    "a header of 2**64 - 1": assembled({"a": F32}, bytes(8), 2**64 - 1),
-    "a header into the arrays": assembled({"a": F32}, b" " * 8, len(json.dumps({"a": F32})) + 8),
     "text": b"epoch,loss\n1,0.5\n" * 100,
     "no object": assembled(b"[]"),
-    "a number": assembled(b"1"),
-    "a number of 5000 digits": assembled(b'{"a":' + b"9" * 5000 + b"}"),
-    "half of an object": assembled(b'{"a":'),
     "invalid UTF-8": assembled(b'{"\xff\xfe":1}'),
-    "UTF-16": assembled(json.dumps({"a": F32}).encode("utf-16"), bytes(8)),
-    "a byte order mark": assembled(b"\xef\xbb\xbf" + json.dumps({"a": F32}).encode(), bytes(8)),
-    "half a surrogate pair": assembled(json.dumps({"\ud800": F32}).encode(), bytes(8)),
     "nested lists": assembled(b'{"a":' + b"[" * 200_000),
-    "nested objects": assembled(b'{"a":' * 200_000),
-    "as deep as Python goes": assembled(b'{"a":' + b"[" * 900 + b"]" * 900 + b"}"),
     "metadata that is a list": assembled({"__metadata__": [], "a": F32}, bytes(8)),
-    "metadata that is a number": assembled({"__metadata__": 0, "a": F32}, bytes(8)),
     "metadata of numbers": assembled({"__metadata__": {"rawtree": 1}, "a": F32}, bytes(8)),
-    "metadata of lists": assembled({"__metadata__": {"rawtree": ["{}"]}, "a": F32}, bytes(8)),
-    "an array that is null": assembled({"a": None}),
     "no offsets": assembled({"a": {"dtype": "F32", "shape": [2]}}, bytes(8)),
-    "three offsets": assembled({"a": {**F32, "data_offsets": [0, 8, 8]}}, bytes(8)),
     "no such type": assembled({"a": {**F32, "dtype": "F4"}}, bytes(1)),
-    "a type that is a list": assembled({"a": {**F32, "dtype": ["F32"]}}, bytes(8)),
     "a long name": assembled({"a" * 100_000: {**F32, "dtype": "F4"}}),
-    "NaN as a length": assembled({"a": {**F32, "shape": [float("nan")]}}, bytes(8)),
     "infinity as an offset": assembled({"a": {**F32, "data_offsets": [0, float("inf")]}}, bytes(8)),
     "a length of 2.0": assembled({"a": {**F32, "shape": [2.0]}}, bytes(8)),
-    "a length of true": assembled({"a": {**F32, "shape": [True, 2]}}, bytes(8)),
     "a length of -2": assembled({"a": {**F32, "shape": [-2, -1]}}, bytes(8)),
     "an offset of -8": assembled({"a": {**F32, "data_offsets": [-8, 0]}}, bytes(8)),
-    "offsets the wrong way round": assembled({"a": {**F32, "data_offsets": [8, 0]}}, bytes(8)),
     "offsets out of the file": assembled(
         {"a": {**F32, "data_offsets": [2**40, 2**40 + 8]}}, bytes(8)
     ),
@@ -257,9 +238,6 @@ HOSTILE = {
         {"a": {**F32, "shape": [2**62, 4], "data_offsets": [0, 0]}}
     ),
     "a length past 64 bits": assembled({"a": {**F32, "shape": [2**70, 0], "data_offsets": [0, 0]}}),
-    "a hundred thousand long lengths": assembled(
-        {"a": {**F32, "shape": [2**62] * 100_000}}, bytes(8)
-    ),
     "more axes than NumPy has": assembled(
         {"a": {**F32, "shape": [1] * 65, "data_offsets": [0, 4]}}, bytes(4)
     ),
@@ -267,12 +245,7 @@ HOSTILE = {
         {"a": {**F32, "shape": [0, 2**62], "data_offsets": [0, 0]}}
     ),
     "overlapping": assembled({"a": F32, "b": {**F32, "data_offsets": [4, 12]}}, bytes(12)),
-    "the same bytes twice": assembled({"a": F32, "b": F32}, bytes(8)),
     "a gap": assembled({"a": F32, "b": {**F32, "data_offsets": [16, 24]}}, bytes(24)),
-    "a gap in front": assembled({"a": {**F32, "data_offsets": [8, 16]}}, bytes(16)),
-    "metadata twice": assembled(
-        b'{"__metadata__":{},"__metadata__":{},"a":' + json.dumps(F32).encode() + b"}", bytes(8)
-    ),
 }
 PICKLES = {
     f"pickle {protocol}": pickle.dumps({"w": [1.0] * 100}, protocol) for protocol in range(2, 6)
@@ -289,14 +262,9 @@ def test_a_hostile_file_is_refused_fast_and_in_little_memory(trapped, data):
 
 NO_RECORDS = [
     "[]",
-    "1",
-    "null",
-    '"a"',
     "{",
     "",
     "[" * 100_000,
-    '{"a":' * 100_000,
-    '{"a":' + "9" * 5000 + "}",
 ]
 
 
