@@ -210,41 +210,6 @@ def test_the_debugger_opens_where_the_error_was_raised(small):
     assert process.returncode == 1, err
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        (
-            'metrics=[{"name": "accuracy", "mode": "MEDIAN"}]',
-            'metrics.0.mode: found "MEDIAN"; allowed: "MEAN", "SUM", "SINGLE"',
-        ),
-        (
-            'metrics=[{"name": "accuracy", "phase": "DEV"}]',
-            'metrics.0.phase: found "DEV"; allowed: "TRAIN", "VAL", "TEST", "EVAL", "ANY"',
-        ),
-        (
-            'metrics=[{"name": "accuracy", "freq": "STEP", "phase": "TEST"}]',
-            "metrics.0.freq: STEP is within an epoch",
-        ),
-        (
-            'logging.trackers=["tensorbord"]',
-            "logging.trackers.0: no trackers 'tensorbord'; did you mean 'tensorboard'?",
-        ),
-        (
-            'callbacks=[{"name": "early_stopping", "args": {"monitor": "train_accuracy"}}]',
-            "'train_accuracy' is not measured",
-        ),
-        (
-            "checkpoint.monitor=test_los",
-            "checkpoint.monitor: 'test_los' is not measured; did you mean 'test_loss'?",
-        ),
-    ],
-)
-def test_mistakes_in_the_config_are_reported_before_anything_runs(small, override, message):
-    code, _, err = call(small, "-c", "small.json", override)
-    assert code == 2 and message in err, err
-    assert not (small / "saved").exists()
-
-
 @pytest.mark.slow
 def test_a_signal_does_not_wait_for_a_tracker(small):
     (small / "own.py").write_text(

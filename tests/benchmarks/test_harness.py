@@ -26,12 +26,6 @@ def test_an_error_in_a_worker_is_raised_with_its_message():
         worker.call("pop")
 
 
-def test_huge_pages_are_those_of_the_worker_alone(monkeypatch):
-    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
-    seen = [in_process("os:getenv", "GLIBC_TUNABLES", huge_pages=huge) for huge in (True, False)]
-    assert seen == ["glibc.malloc.hugetlb=1", None]
-
-
 @pytest.mark.parametrize(
     ("value", "cells"),
     [

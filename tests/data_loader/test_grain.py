@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -92,24 +91,6 @@ def test_subsets_and_the_users_collate_fn_are_passed_to_the_workers(record_folde
     )
     (_, val), (_, expected) = split(records, 0.1, seed=4), split(arrays, 0.1, seed=4)
     assert first_four(first_batches(val, 4, 5)) == first_four(expected) and len(calls) == 1
-
-
-@pytest.mark.slow
-def test_workers_are_kept_for_the_next_pass_and_end_with_the_dataset(record_folder):
-    dataset, ids = source(record_folder).load()["train"], []
-    expected = Arrays(X[:500], Y[:500])
-    for epoch, left_after in ((1, 50), (2, 1), (3, 6), (4, 50), (5, 49)):
-        order, _ = epoch_order(500, 10, seed=1, epoch=epoch, shuffle=True)
-        iterator = batches(dataset, order)
-        pairs = zip(islice(iterator, left_after), batches(expected, order), strict=False)
-        for (x, y), (expected_x, expected_y) in pairs:
-            np.testing.assert_array_equal(x, expected_x, strict=True)
-            np.testing.assert_array_equal(y, expected_y, strict=True)
-        iterator.close()
-        ids.append(sorted(workers()))
-    assert len(ids[0]) == 2 and all(found == ids[0] for found in ids)
-    del dataset
-    assert wait_until(lambda: not workers())
 
 
 class Unpicklable(Exception):

@@ -436,21 +436,6 @@ def test_a_schedule_multiplies_the_learning_rate():
     assert_same(rate_zero_after_two.params, run(schedule=linear(steps=2), epochs=2).params)
 
 
-def test_divergence_stops_the_run_and_names_the_step():
-    x = X.copy()
-    x[7] = np.inf
-    with pytest.raises(Diverged, match=r"step \d+ \(epoch 1\)"):
-        run((x, Y))
-
-
-def test_steps_that_are_not_finite_can_be_skipped():
-    x = X.copy()
-    x[7] = np.inf
-    result = run((x, Y), on_nonfinite="skip", epochs=1)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.params))
-    assert int(result.states()[0].step) == 10  # a skipped step counts
-
-
 def test_a_label_outside_the_classes_stops_the_run():
     y = Y.copy()
     y[5] = 3
@@ -470,19 +455,6 @@ def test_a_signal_ends_the_run_after_the_chunk_in_progress(number):
     assert result.signal == number.name
     assert 15 <= result.step < 40 and result.metrics == {}
     assert signal.getsignal(number) is before
-
-
-def test_a_second_signal_stops_the_run_immediately():
-    class Kill:
-        def on_steps(self, run):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-        on_end = on_steps
-
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt):
-        run(callbacks=[Kill()])
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.slow

@@ -12,11 +12,9 @@ import pytest
 
 import train
 from data_loader.loader import epoch_order
-from data_loader.text import text
 from data_loader.tokenizers.plain import characters
 from data_loader.windows import IGNORED, Stream, Windows
 from inference.load import load
-from training.checkpoint import storage
 from training.fit import fit, ignoring
 from training.loss import cross_entropy
 from training.metrics import bits_per_byte, perplexity
@@ -266,25 +264,6 @@ def test_replicas_have_windows_of_their_own(tmp_path):
             states.params,
             alone.params,
         )
-
-
-@pytest.mark.slow
-def test_a_run_is_not_resumed_with_another_tokenizer(workdir):
-    (workdir / "a.txt").write_text("abcd efgh\n" * 60)
-
-    def resumed(resume=True, **arguments):
-        sets = text("a.txt", length=8, **arguments).load()
-        model = bigrams(300)
-        settings = {"optimizer": adam(), "epochs": 1, "batch_size": 8, "resume": resume}
-        return fit(model, sets["train"], folder=workdir / "run", loss=of_tokens, **settings)
-
-    resumed()
-    record = storage.newest(workdir / "run")[0].record
-    assert json.loads(record["tokenizer"])["alphabet"] == "\n abcdefgh"
-    resumed()
-    for resume in (True, "override"):
-        with pytest.raises(UserError, match=r"has another tokenizer, .* begin a new run"):
-            resumed(resume, tokenizer=characters("hgfedcba \n"))
 
 
 @pytest.mark.slow

@@ -443,19 +443,6 @@ def test_randomness_depends_only_on_seed_and_step():
     assert loss(ts) != loss(ts._replace(seed=jnp.uint32(1)))
 
 
-@pytest.mark.torture
-def test_the_whole_update_can_be_vmapped():
-    objective = objective_of()
-    update = gradient_update(objective, adam(lr=0.01), ema=0.9)
-    batches = [random_batch(0), random_batch(1)]
-    states = [first_state(update, seed) for seed in (0, 1)]
-    step = with_refusal(update.step, MEASURED)
-    stacked = jax.tree.map(lambda *a: jnp.stack(a), *states)
-    both = jax.vmap(step, (0, 0, None))(stacked, jax.tree.map(lambda *a: np.stack(a), *batches), 6)
-    for r in (0, 1):
-        assert_close(jax.tree.map(lambda a, r=r: a[r], both), step(states[r], batches[r], 6))
-
-
 @pytest.mark.slow
 def test_bfloat16_computes_in_half_precision_and_keeps_float32_params():
     seen = []

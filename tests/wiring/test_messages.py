@@ -3,9 +3,7 @@
 import functools
 import json
 import math
-import re
 import sys
-from pathlib import Path
 from typing import Literal
 
 import jax.numpy as jnp
@@ -15,14 +13,11 @@ import pytest
 
 from model.mlp import mlp
 from training.commands.start import checked_recipe
-from training.kinds import KINDS, requirement
 from training.objective import inputs
 from utils import UserError
 from utils.forms import Misfit, form
 from wiring.build import build
 from wiring.config import override
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def changed(config, *overrides):
@@ -410,28 +405,6 @@ def test_what_no_part_can_work_with_is_a_problem_with_its_place(library, valid, 
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("builtins.type", "builtins.object", "builtins.range", "operator.itemgetter", "numpy.add"),
-        *("library.partial", "library.leaves", "library.free", "library.made", "jax.nn.relu"),
-    ],
-)
-def test_any_object_that_can_be_called_is_a_part_or_a_problem(library, valid, kind, name):
-    node = {"name": name, "args": {}}
-    where = {
-        "collate_fn": {"loader": {"collate_fn": node}},
-        "trackers": {"logging": {"trackers": [node]}},
-        "parse": {"data": {"name": "grain", "args": {"train": "x", "parse": node}}},
-    }
-    listed = kind in ("preprocess", "augment", "metrics", "callbacks")
-    try:
-        build(valid | where.get(kind, {kind: [node] if listed else node}), "c")
-    except UserError as error:
-        assert all(line.startswith(("c: ", "  ")) for line in str(error).splitlines()), error
-
-
 def test_the_folder_of_the_user_is_meant_by_a_tilde(valid, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
@@ -441,16 +414,6 @@ def test_the_folder_of_the_user_is_meant_by_a_tilde(valid, tmp_path, monkeypatch
     assert parts.data.sizes == {"train": 8}
     assert parts.checkpoint.dir == str(tmp_path / "runs")
     assert parts.config["data"]["args"]["train"] == "~/a.npz"  # in the run's config, for any user
-
-
-def test_every_kind_says_where_its_example_is():
-    for kind in KINDS:
-        pages = re.findall(r"(\w+\.md)#([\w-]+)", requirement(kind))
-        for page, anchor in pages:
-            text = (ROOT / "docs" / page).read_text().lower()
-            headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-            assert anchor in [re.sub(r"[^\w -]", "", h).replace(" ", "-") for h in headings]
-        assert pages
 
 
 @pytest.mark.parametrize("place", ["objective", "update"])

@@ -84,18 +84,11 @@ RANDOM_CROP = '{"name": "random_crop", "args": {"padding": 0}}'
     ("change", "message"),
     [
         ("loader.batch_size=-1", "loader.batch_size: must be at least 1, got -1"),
-        ("loader.val_size=-0.1", "loader.val_size: must be a finite number, 0 or more, got -0.1"),
         ("training.ema=1", "training.ema: must be above 0 and below 1, got 1"),
-        ("training.limit_batches=0", "training.limit_batches: must be at least 1, got 0"),
-        ("checkpoint.keep=0", "checkpoint.keep: must be at least 1, got 0"),
         ("mesh.fsdp=0", "mesh.fsdp: must be an integer of at least 1, or -1, got 0"),
-        ("mesh.tensor=-2", "mesh.tensor: must be an integer of at least 1, or -1, got -2"),
         ("optimizer.args.b2=1", "optimizer.args.b2: must be at least 0 and below 1, got 1"),
         ("model.args.dims=[8, 0]", "model.args.dims.1: must be at least 1, got 0"),
-        ("model.args.dropout=1", "model.args.dropout: must be at least 0 and below 1, got 1"),
         ("data.args.seed=-3", "data.args.seed: must be at least 0, got -3"),
-        ("schedule.name=linear;schedule.args.end=2", "schedule.args.end: must be at least 0 and"),
-        ("schedule.name=cosine;schedule.args.epochs=0", "schedule.args.epochs: must be a finite"),
         (f"augment=[{RANDOM_CROP}]", "augment.0.args.padding: must be at least 1, got 0"),
         (
             "loss.args.label_smoothing=1.5",

@@ -104,14 +104,6 @@ def test_runs_side_by_side(tmp_path):
     ]
 
 
-def test_runs_without_a_best_value_show_that_of_the_final_test(tmp_path):
-    final = {"epoch": 4, "step": 40, "final": "checkpoint-epoch_3", "test_loss": 0.125}
-    tested = save(tmp_path / "tested", [*rows(tests=[None] * 4), final])
-    page = report(tested, save(tmp_path / "other"), target=tmp_path / "page.html")
-    assert page.texts("b", class_="first")[0] == "0.1250"
-    assert "0.1250 final" in page.texts("td")
-
-
 def test_text_from_files_stays_text(tmp_path):
     evil, harmless = save_evil(tmp_path / "evil"), save(tmp_path / "plain")
     harmless_script = report(harmless).texts("script")[-1]

@@ -109,29 +109,9 @@ def test_a_matrix_has_a_row_for_each_true_label():
     assert len({label.tobytes() for label in labels}) == 3
 
 
-def test_numbers_of_a_matrix_are_counts_or_shares():
-    few, many = matrix([[3, 1], [0, 4]]), matrix([[30, 10], [0, 40]])
-    assert (colour(few, 0, 1, 44) == colour(many, 0, 1, 44)).all()
-    assert (cell(few, 0, 0, 44) != cell(many, 0, 0, 44)).any()
-    few, many = matrix([[3, 1], [0, 4]], True), matrix([[30, 10], [0, 40]], True)
-    np.testing.assert_array_equal(few, many)
-
-
 def test_matrices_of_many_classes_have_no_numbers_and_stay_small():
     counts = np.diag(np.full(100, 5)) + np.eye(100, k=3)
     colours = np.unique(matrix(counts)[15:613, 65:663].reshape(-1, 3), axis=0)
     assert len(colours) == 4  # white, the only one of its row and right, right, wrong
     assert max(matrix(np.eye(1500)).shape) < 1100
     assert matrix([[0]]).shape and matrix(np.zeros((21, 21))).shape
-
-
-def test_a_matrix_with_names_has_room_for_them_and_the_same_cells():
-    counts = [[9, 1], [2, 8]]
-    plain, named = matrix(counts), matrix(counts, names=["left", "right-hand side of it"])
-    before = 34 + 14 * 12  # a name is cut to 14 characters
-    assert named.shape == (2 * 44 + before + 14, 2 * 44 + before + 14, 3)
-    np.testing.assert_array_equal(named[14:102, before : before + 88], plain[14:102, 64:152])
-    for label in (named[14:58, 30:before], named[104:, before : before + 44]):
-        assert (label < 255).any()  # beside the first row, and upward below the first column
-    assert (matrix(counts, names=["0", "1"]) == plain).all()
-    assert matrix(np.eye(40), names=[f"class {i}" for i in range(40)]).shape

@@ -116,19 +116,6 @@ def test_a_loss_that_is_not_finite_comes_first_and_equal_losses_in_order(tmp_pat
     assert (examples[0]["loss"], examples[0]["label"]) == (None, 9)
 
 
-@pytest.mark.slow
-def test_examples_with_many_positions_have_only_a_mean_loss(tmp_path):
-    logits, masks = RNG.normal(size=(40, 6, 6, 3)), RNG.integers(0, 3, (40, 6, 6))
-    columns = measured(logits, masks)
-    assert columns.keys() == {"loss", "invalid"}
-    view_after(sample_images(worst=2), columns, folder=tmp_path)
-    losses = -np.take_along_axis(log_softmax(logits), masks[..., None], axis=-1).mean((1, 2, 3))
-    examples = content(tmp_path)["examples"]
-    assert [e["index"] for e in examples] == np.argsort(-losses)[:2].tolist()
-    assert [e["label"] for e in examples] == [None, None]
-    check_picture(examples[0], IMAGES[examples[0]["index"]])
-
-
 def test_inputs_that_are_not_images_leave_a_list_of_the_worst(tmp_path, caplog):
     caplog.set_level(logging.INFO, "main")
     vectors = dict.fromkeys(("train", "test"), Arrays(RNG.normal(size=(40, 36)), LABELS))
