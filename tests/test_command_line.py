@@ -12,7 +12,7 @@ import pytest
 import train
 from inference import convert_tflite
 from tests.processes import ROOT, TWO_EPOCHS, call, run
-from training.run import TIMES
+from tests.runs import rows_of
 
 
 @pytest.fixture
@@ -58,11 +58,7 @@ def test_the_resolved_config_repeats_the_run(small):
     run(small, "-c", first / "config.json", "title=Again")
     (second,) = (small / "saved" / "Again").iterdir()
 
-    def rows(folder):
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
-        return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
-
-    assert rows(first) == rows(second)
+    assert rows_of(first) == rows_of(second)
 
 
 @pytest.mark.slow

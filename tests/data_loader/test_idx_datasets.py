@@ -100,41 +100,31 @@ def test_no_stand_in_if_a_mirror_returns_other_content(offline, tmp_path):
         mnist.mnist(str(tmp_path), offline="digits").load()
 
 
-def images(n, height=28, width=28, magic=b"\0\0\x08\x03"):
+def images(n, height=28, width=28):
     """An IDX file of n black images."""
     shape = b"".join(k.to_bytes(4, "big") for k in (n, height, width))
-    return magic + shape + bytes(n * height * width)
+    return b"\0\0\x08\x03" + shape + bytes(n * height * width)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (images(30)[:-1], r"has 23535 bytes, but its header \[30, 28, 28\] needs 23536"),
-        (images(30) + b"x", "has 23537 bytes"),
-        (images(30, magic=b"\0\0\x08\x01"), "starts with 00000801"),
         (b"<html>not found</html>", "starts with 3c68746d"),
-        (b"", "starts with nothing"),
-        (images(30)[:9], "starts with 00000803"),
         (images(30, 14, 14), r"images of \(14, 14\), expected \(28, 28\)"),
         (images(29), "has 30 labels for the 29 images"),
         (gzip.compress(images(30))[:-9], "damaged gzip"),
-        (gzip.compress(images(30))[:20] + b"?" * 40, "damaged gzip"),
-        (b"\x1f\x8bnot gzip at all", "damaged gzip"),
         (b"\0\0\x08\x03" + b"\0\xff\xff\xff" * 3, "claims .* GiB by its header; at most 2.0 GiB"),
         (gzip.compress(images(30) + bytes(2**24)), r"has 23537 bytes or more, but its header"),
     ],
-    ids=[
-        *("short", "long", "magic", "html", "empty", "header", "dims", "count", "cut", "bad", "gz"),
-        *("claim", "bomb"),
-    ],
+    ids=["short", "html", "dims", "count", "cut", "claim", "bomb"],
 )
-@pytest.mark.parametrize("fallback", ["error", "digits"])
 def test_a_damaged_local_file_is_a_user_error_and_never_replaced(
-    offline, idx_folder, content, message, fallback
+    offline, idx_folder, content, message
 ):
     (idx_folder / TRAIN_IMAGES).write_bytes(content)
     with pytest.raises(UserError, match=message) as caught:
-        mnist.mnist(str(idx_folder), offline=fallback).load()
+        mnist.mnist(str(idx_folder), offline="digits").load()
     assert str(idx_folder) in str(caught.value) and "delete it" in str(caught.value)
     assert offline.requests == []
 

@@ -61,7 +61,7 @@ def test_stablehlo_needs_only_jax_and_keeps_the_structure(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("route", ["native", "jax2tf"])
+@pytest.mark.parametrize("route", ["native", pytest.param("jax2tf", marks=pytest.mark.torture)])
 def test_inputs_and_outputs_keep_their_order_and_names_in_every_file(route, tmp_path):
     """Programs that read no names pass the inputs by position."""
     from ai_edge_litert.interpreter import Interpreter
@@ -335,7 +335,7 @@ def test_inputs_of_ones_own_are_verified_at_other_sizes_too(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format", ["onnx", "tflite"])
+@pytest.mark.parametrize("format", ["onnx", pytest.param("tflite", marks=pytest.mark.torture)])
 def test_int8_is_judged_on_real_inputs_only(format, tmp_path):
     """Here the features of random inputs, which are independent, differ from each other many times
     as much as those of real inputs: int8 clips the differences."""

@@ -25,6 +25,7 @@ from search.sweep_folder import Sweep, Trial, merged, name_of, propose, read_swe
 from sweep import best_config, main
 from tests.processes import call, captured, finished, start, wait_for_line
 from tests.processes import run as run_train
+from tests.runs import rows_of
 from tests.test_resume import SMALL
 from tests.training.browser import PROGRAM, browser
 from tests.training.report.saved_run import EVIL, LOSSES, rows, save
@@ -403,13 +404,6 @@ def run_sweep(folder, *arguments, code=0):
     [(out, err)] = finished([start(folder, *arguments, program="sweep.py")], 600, code)
     assert "Traceback" not in out + err, err
     return out, err
-
-
-def rows_of(run):
-    """The rows of metrics.jsonl without times."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    timed = r".*(seconds|per_second|waiting)"
-    return [{k: v for k, v in row.items() if not re.fullmatch(timed, k)} for row in lines]
 
 
 def same(run, other):

@@ -16,6 +16,7 @@ from model.lora import lora
 from model.mlp import mlp
 from model.vit import vit
 from tests.processes import SMALL, run
+from tests.runs import assert_same
 from training.checkpoint import storage
 from training.checkpoint.distillation import distillation
 from training.checkpoint.pretrained import pretrained_from
@@ -34,10 +35,6 @@ BASE = mlp((4,), 3, dims=(32,))
 MODEL = lora(BASE, ("hidden/.*/weight",), rank=2, whole=("head/bias",))
 SETTINGS = {"optimizer": adamw(lr=0.01), "batch_size": 32}
 WEIGHTS = "checkpoint-epoch_1.params"
-
-
-def assert_same(tree, other):
-    jax.tree.map(np.testing.assert_array_equal, tree, other)
 
 
 @pytest.fixture(scope="module")

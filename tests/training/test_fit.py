@@ -14,6 +14,7 @@ import pytest
 from data_loader.base import Arrays
 from model.mlp import mlp
 from model.resnet import resnet
+from tests.runs import assert_same
 from tests.training.report.saved_run import Page
 from training.base import tracked
 from training.checkpoint.divergence import Diverged
@@ -68,10 +69,6 @@ def run(train=(X, Y), test=None, model=MODEL, **settings):
 
 def without_times(history):
     return [{k: v for k, v in row.items() if k not in TIMES} for row in history]
-
-
-def assert_same(a, b):
-    jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
 def assert_close(a, b, rtol=1e-4, atol=1e-5):

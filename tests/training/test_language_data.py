@@ -15,11 +15,11 @@ from data_loader.loader import epoch_order
 from data_loader.tokenizers.plain import characters
 from data_loader.windows import IGNORED, Stream, Windows
 from inference.load import load
+from tests.runs import rows_of
 from training.fit import fit, ignoring
 from training.loss import cross_entropy
 from training.metrics import bits_per_byte, perplexity
 from training.optimizers import adam
-from training.run import TIMES
 from utils import UserError
 from wiring.build import build
 
@@ -188,11 +188,6 @@ def run_of(folder, **settings):
         metrics=[lambda x, y: perplexity(x, y, ignore_label=IGNORED)],
         **settings,
     )
-
-
-def rows_of(folder):
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key not in TIMES} for row in lines]
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """What a run measures and when: its log lines, its rows, and what its callbacks receive."""
 
-import json
 import time
 from functools import partial
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ import pytest
 from inference.load import load
 from model.base import Model
 from model.mlp import mlp
+from tests.runs import json_lines
 from training.base import tracked
 from training.checkpoint import storage
 from training.engine import Trainer
@@ -45,7 +45,7 @@ def run(folder=None, model=MODEL, test=TEST, val=None, **settings):
 
 
 def rows(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return json_lines(folder / "metrics.jsonl")
 
 
 def lines_of(folder):

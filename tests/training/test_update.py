@@ -12,6 +12,7 @@ import pytest
 from model.base import Model
 from model.mlp import mlp
 from model.resnet import resnet
+from tests.runs import assert_same
 from training.base import Objective, StepResult, TrainState
 from training.loss import cross_entropy
 from training.metrics import accuracy
@@ -85,10 +86,6 @@ def leaf_not_finite(ts):
 
 def assert_close(a, b, rtol=1e-5, atol=1e-6):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), a, b)
-
-
-def assert_same(a, b):
-    jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
 def test_steps_equal_those_of_optax():

@@ -17,6 +17,7 @@ from model.layers.blocks import unrolled
 from model.layers.linear import linear, linear_init
 from model.mlp import mlp
 from tests.model.compare import random_params
+from tests.runs import assert_same
 from training.checkpoint.pretrained import Pretrained, pretrained_from
 from training.checkpoint.probe import Probe
 from training.checkpoint.storage import save
@@ -44,10 +45,6 @@ def with_statistics():
 
 def both(tree, other):
     return zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True)
-
-
-def assert_same(tree, other):
-    jax.tree.map(np.testing.assert_array_equal, tree, other)
 
 
 def test_weights_of_a_checkpoint_are_the_averaged_ones_if_there_are_any(tmp_path):

@@ -1,7 +1,6 @@
 """Runs of `fit` that are resumed, diverge or crash: the same bits as undisturbed, and what is saved
 and reported."""
 
-import json
 import logging
 import os
 import re
@@ -22,6 +21,7 @@ from data_loader.base import ExampleFailed
 from data_loader.loader import epoch_order
 from model.mlp import mlp
 from model.resnet import resnet
+from tests.runs import rows_of
 from training.base import StepResult, Update
 from training.checkpoint import storage
 from training.checkpoint.divergence import Diverged
@@ -92,7 +92,7 @@ def reference():
     """An undisturbed run, and its rows."""
     folder = Path(mkdtemp())
     undisturbed = train(folder / "run")
-    expected_rows = rows(folder / "run")
+    expected_rows = rows_of(folder / "run")
     rmtree(folder)
     return undisturbed, expected_rows
 
@@ -106,11 +106,6 @@ class Stop:
     def on_steps(self, run):
         if run.step >= self.after and not run.signal:
             os.kill(os.getpid(), signal.SIGTERM)
-
-
-def rows(folder):
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
 
 
 def assert_same(run, other):
@@ -175,7 +170,7 @@ def test_a_resumed_run_ends_with_the_same_bits_and_rows(tmp_path, form, stop):
     assert stop <= stopped.step <= stop + 2 and not stopped.finished
     resumed = train(tmp_path / "cut", resume=True, callbacks=[*callbacks, Stop(10**9)], **settings)
     assert_same(resumed, undisturbed)
-    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+    assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
     assert [r["epoch"] for r in resumed.history] == [r["epoch"] for r in undisturbed.history]
 
 
@@ -234,8 +229,8 @@ def test_a_run_interrupted_in_an_evaluation_within_an_epoch_ends_with_the_same_b
     assert_same(resumed, undisturbed)
     assert resumed.finished
     assert resumed.best.name == undisturbed.best.name
-    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
-    evaluated = [row["step"] for row in rows(tmp_path / "cut") if "test_loss" in row]
+    assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
+    evaluated = [row["step"] for row in rows_of(tmp_path / "cut") if "test_loss" in row]
     assert evaluated == [3, 6, 9, 12, 15, 18, 21]
 
 
@@ -250,7 +245,7 @@ def test_a_run_whose_budget_ends_at_an_evaluation_resumes_that_before_it_ends(tm
             tmp_path / "cut", test, resume=True, **settings
         )
     assert_same(resumed, undisturbed)
-    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+    assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
     assert resumed.completed == undisturbed.completed
     assert resumed.best.name == undisturbed.best.name
 
@@ -298,7 +293,7 @@ def test_every_number_that_a_run_logs_is_the_same_after_a_resume(tmp_path, repli
     data, whole = Poison(bad_reads=1), tmp_path / "whole"
     undisturbed = train(whole, data, **settings)
     lines = (whole / "metrics.jsonl").read_text()
-    scales = {row["rate_0"] for row in rows(whole) if "rate_0" in row}
+    scales = {row["rate_0"] for row in rows_of(whole) if "rate_0" in row}
     record = storage.newest(whole)[0].record
     assert len(scales) > 4 and record["memories"]["Divergence"] == {"rollbacks": 1}
     for step in (4, 9, 13, 20):
@@ -310,7 +305,7 @@ def test_every_number_that_a_run_logs_is_the_same_after_a_resume(tmp_path, repli
         (cut / "metrics.jsonl").write_text(lines)
         resumed = train(cut, data, resume=True, **settings)
         assert_same(resumed, undisturbed)
-        assert rows(cut) == rows(whole), step
+        assert rows_of(cut) == rows_of(whole), step
         assert timeless(resumed.history) == timeless(undisturbed.history)
         assert resumed.metrics == undisturbed.metrics
         newest = storage.newest(cut)[0].record, storage.newest(whole)[0].record
@@ -379,7 +374,7 @@ def test_a_run_starts_over_if_it_was_killed_while_its_first_checkpoint_was_writt
     assert before.keys() == {"metrics.jsonl"}
     resumed = train(cut, replicas=2, callbacks=[Stop(10**9)], resume=True)
     assert_same(resumed, undisturbed)
-    assert rows(cut) == rows(tmp_path / "whole")
+    assert rows_of(cut) == rows_of(tmp_path / "whole")
     assert contents(cut / "former_1") == before
     assert f"What the run had logged before is in {cut}/former_1" in caplog.text
 
@@ -496,8 +491,8 @@ def test_an_interrupted_initial_evaluation_is_repeated_on_resume(tmp_path):
     cut = train(tmp_path / "cut", **settings | {"callbacks": [Signal("on_start", epoch=0)]})
     assert cut.signal and cut.step == 0
     train(tmp_path / "cut", resume=True, **settings)
-    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
-    assert [row for row in rows(tmp_path / "cut") if row.get("initial")]
+    assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
+    assert [row for row in rows_of(tmp_path / "cut") if row.get("initial")]
 
 
 @pytest.mark.parametrize(("epoch", "cut_short"), [(EPOCHS - 1, True), (EPOCHS, False)])
@@ -592,7 +587,7 @@ def test_a_diverged_run_can_be_resumed_exactly_when_the_cause_is_gone(tmp_path):
     resumed = train(tmp_path / "bad", Streamed(), resume=True)
     undisturbed, expected_rows = reference()
     assert_same(resumed, undisturbed)
-    assert rows(tmp_path / "bad") == expected_rows
+    assert rows_of(tmp_path / "bad") == expected_rows
 
 
 def test_a_run_that_skips_every_step_is_an_error(tmp_path):
@@ -613,7 +608,7 @@ def test_a_rollback_continues_from_the_last_checkpoint_with_another_seed(tmp_pat
     assert run.finished and run.step == EPOCHS * STEPS
     assert re.search(r"Back to checkpoint-step_0 with seed \d+ \(1 of 3\)", caplog.text)
     assert int(run.states()[0].seed) != 5
-    steps = [row["step"] for row in rows(tmp_path) if "end_of_epoch" not in row]
+    steps = [row["step"] for row in rows_of(tmp_path) if "end_of_epoch" not in row]
     assert steps == list(range(1, EPOCHS * STEPS + 1))
     assert storage.newest(tmp_path)[0].record["memories"]["Divergence"] == {"rollbacks": 1}
 
@@ -637,7 +632,7 @@ def test_a_rolled_back_run_can_be_resumed_to_the_same_bits(tmp_path):
     train(tmp_path / "cut", Poison(bad_reads=1), callbacks=[Stop(12)], **settings)
     resumed = train(tmp_path / "cut", Streamed(), resume=True, callbacks=[Stop(10**9)], **settings)
     assert_same(resumed, undisturbed)
-    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+    assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
 
 
 def test_a_rollback_needs_a_folder():
@@ -712,7 +707,7 @@ def test_a_crashing_run_saves_its_state_and_can_be_resumed(tmp_path, settings, e
     resumed = train(tmp_path / "cut", data, resume=True, callbacks=[Broken("on_steps", 10**9)])
     assert resumed.finished
     assert_same(resumed, undisturbed)
-    assert rows(tmp_path / "cut") == expected_rows
+    assert rows_of(tmp_path / "cut") == expected_rows
 
 
 def test_an_error_while_writing_a_checkpoint_is_raised_in_the_run(tmp_path, monkeypatch):
@@ -762,10 +757,10 @@ def test_logging_options_may_change_within_an_epoch(tmp_path, caplog):
     log = {"every_steps": 3, "log_all": True, "gradient_norm": True}
     resumed = train(tmp_path, resume=True, log=log, callbacks=[Stop(10**9)])
     assert_same(resumed, undisturbed)
-    each = [row for row in rows(tmp_path) if row.get("each_step")]
+    each = [row for row in rows_of(tmp_path) if row.get("each_step")]
     assert [row["step"] for row in each] == list(range(11, EPOCHS * STEPS + 1))
     assert None not in [value for row in each for value in row.values()]
-    ends = [row for row in rows(tmp_path) if row.get("end_of_epoch")]
+    ends = [row for row in rows_of(tmp_path) if row.get("end_of_epoch")]
     assert [row["train_loss"] for row in ends] == [row["train_loss"] for row in undisturbed.history]
     assert "cover only the rest of it" not in caplog.text  # the metrics are the same
 
@@ -784,7 +779,9 @@ def test_a_run_interrupted_in_its_final_test_is_tested_on_resume(tmp_path):
     cut = train(tmp_path, callbacks=[StopInTest()], **settings)
     assert cut.finished and cut.untested
     resumed = train(tmp_path, resume=True, callbacks=[Stop(10**9)], **settings)
-    assert not resumed.untested and rows(tmp_path)[-1]["test_loss"] == resumed.metrics["test_loss"]
+    assert (
+        not resumed.untested and rows_of(tmp_path)[-1]["test_loss"] == resumed.metrics["test_loss"]
+    )
 
 
 class Failing(WithPosition):

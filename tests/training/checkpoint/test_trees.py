@@ -5,13 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.runs import assert_same
 from training.checkpoint.storage import load, save
 from training.checkpoint.trees import filled, restacked
 from utils import UserError
-
-
-def assert_same(tree, other):
-    jax.tree.map(np.testing.assert_array_equal, tree, other)
 
 
 def test_a_tree_is_restored_on_the_host_with_its_random_keys(tmp_path):

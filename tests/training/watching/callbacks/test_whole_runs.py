@@ -11,6 +11,7 @@ import pytest
 
 from data_loader.loader import epoch_order
 from model.base import Model
+from tests.runs import json_lines
 from training.checkpoint.safetensor_file import read_record
 from training.fit import fit
 from training.optimizers import sgd
@@ -97,10 +98,6 @@ def whole(tmp_path_factory):
     return SimpleNamespace(folder=folder, result=result, callbacks=callbacks)
 
 
-def rows(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SETS)
 def test_counts_and_worst_examples_are_those_of_the_params(whole, name):
@@ -168,7 +165,7 @@ def test_names_of_classes_reach_every_picture_and_first_images_are_those_of_trai
 
 
 def gradient_norms(whole):
-    steps = [row for row in rows(whole.folder / "metrics.jsonl") if "each_step" in row]
+    steps = [row for row in json_lines(whole.folder / "metrics.jsonl") if "each_step" in row]
     return {row["step"]: row["gradient_norm"] for row in steps}
 
 
@@ -177,7 +174,7 @@ def test_a_lower_rate_makes_smaller_steps_and_is_in_every_row(whole):
     lengths = {step: np.linalg.norm(params[step] - params[step - 1]) for step in range(10, 17)}
     rates = [length / norms[step] for step, length in lengths.items()]
     assert rates == pytest.approx([0.01] * 3 + [0.005] * 4, rel=1e-3)
-    ends = [row for row in rows(whole.folder / "metrics.jsonl") if "end_of_epoch" in row]
+    ends = [row for row in json_lines(whole.folder / "metrics.jsonl") if "end_of_epoch" in row]
     assert [row["learning_rate"] for row in ends] == pytest.approx([0.02, 0.02, 0.01, 0.005])
 
 
@@ -186,7 +183,7 @@ def test_a_run_that_was_killed_leaves_the_same_files_and_memories(whole, tmp_pat
     with pytest.raises(Killed):
         run(tmp_path, callbacks=everything(kill=12), **EVERYTHING)
     # The last checkpoint, at step 9, does not include this spike.
-    assert rows(tmp_path / "gradient_spikes.jsonl")[-1]["step"] == 11
+    assert json_lines(tmp_path / "gradient_spikes.jsonl")[-1]["step"] == 11
     callbacks = everything()
     run(tmp_path, callbacks=callbacks, resume=True, **EVERYTHING)
     assert min(callbacks[-1].params) == 10
