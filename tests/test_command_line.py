@@ -12,7 +12,7 @@ import pytest
 import train
 from inference import convert_tflite
 from tests.processes import ROOT, TWO_EPOCHS, call, run
-from tests.runs import rows_of
+from tests.runs import json_lines, rows_of
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_a_run_writes_its_folder(small):
     ):
         assert line in out, line
         assert line in log, line
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = json_lines(folder / "metrics.jsonl")
     assert [row["step"] for row in rows] == [5, 10, 10, 15, 20, 20]
     assert {"train_loss", "test_accuracy", "seconds", "examples_per_second"} <= rows[-1].keys()
     assert [row.get("end_of_epoch", False) for row in rows] == [False, False, True] * 2

@@ -12,6 +12,7 @@ import pytest
 
 from tests import processes
 from tests.processes import ROOT, call, run, start, wait_for_line
+from tests.runs import json_lines
 from training.checkpoint.storage import load
 from training.checkpoint.trees import restacked
 
@@ -72,7 +73,7 @@ def test_a_finished_run_says_so_and_continues_in_the_same_folder_with_more_epoch
     assert only_run(workdir) == folder
     assert json.loads((folder / "config.json").read_text())["training"]["epochs"] == 3
     assert json.loads((folder / "finished.json").read_text())["epochs"] == 3
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = json_lines(folder / "metrics.jsonl")
     assert [row["epoch"] for row in rows if "end_of_epoch" in row] == [1, 2, 3]
     assert [path.name for path in folder.glob("*.params")] == ["checkpoint-epoch_3.params"]
 
@@ -372,7 +373,7 @@ def test_a_new_run_begins_from_an_earlier_checkpoint_or_under_another_name(workd
     assert code == 0 and "has completed 2 epochs" in out
     more = ["training.epochs=3", "run_name=longer"]
     assert run(workdir, "--resume", newest, *more)[0] == 0
-    rows = [json.loads(line) for line in (saved / "longer/metrics.jsonl").read_text().splitlines()]
+    rows = json_lines(saved / "longer/metrics.jsonl")
     assert [row["epoch"] for row in rows if "end_of_epoch" in row] == [1, 2, 3]
     assert json.loads((saved / "longer/config.json").read_text())["run_name"] == "longer"
     code, _, err = call(workdir, "--resume", earlier, *more)

@@ -1,7 +1,6 @@
 """Whole runs of `fit`: exactness, determinism, one compilation, streaming, replicas, stopping."""
 
 import base64
-import json
 import os
 import signal
 import time
@@ -14,7 +13,7 @@ import pytest
 from data_loader.base import Arrays
 from model.mlp import mlp
 from model.resnet import resnet
-from tests.runs import assert_same
+from tests.runs import assert_same, json_lines
 from tests.training.report.saved_run import Page
 from training.base import tracked
 from training.checkpoint.divergence import Diverged
@@ -591,14 +590,14 @@ def test_max_steps_ends_a_run_at_that_step_and_a_larger_budget_continues_it(tmp_
     part = fit(MODEL, (X, Y), (X, Y), folder=tmp_path, max_steps=13, **settings)
     assert (part.step, part.completed, part.stopped_by) == (13, 1, "training.max_steps")
     assert {"train_loss", "test_loss"} <= part.metrics.keys()
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows = json_lines(tmp_path / "metrics.jsonl")
     assert rows[-1]["final"] == "the last weights" and rows[-1]["step"] == 13
     weights = fit(MODEL, (X, Y), folder=tmp_path, max_steps=13, resume="override", **settings)
     assert_same(weights.params, part.params)
     again = fit(MODEL, (X, Y), (X, Y), folder=tmp_path, resume="override", **settings)
     assert_same(trees_of(again), trees_of(whole))
     assert [r["test_loss"] for r in again.history] == [r["test_loss"] for r in whole.history]
-    logged = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    logged = json_lines(tmp_path / "metrics.jsonl")
     assert not [row for row in logged if row.get("final")]
 
 

@@ -15,7 +15,7 @@ from data_loader.loader import epoch_order
 from data_loader.tokenizers.plain import characters
 from data_loader.windows import IGNORED, Stream, Windows
 from inference.load import load
-from tests.runs import rows_of
+from tests.runs import json_lines, rows_of
 from training.fit import fit, ignoring
 from training.loss import cross_entropy
 from training.metrics import bits_per_byte, perplexity
@@ -127,7 +127,7 @@ def test_the_tokenizer_travels_from_the_text_to_the_loaded_model(workdir):
     (folder,) = (workdir / "saved" / "Bigrams").iterdir()
     data = build(CONFIG, "config.json").data
     assert (folder / "tokenizer.json").read_text() == data.tokenizer.to_json()
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = json_lines(folder / "metrics.jsonl")
     row = rows[-1]
     assert row["val_perplexity"] == pytest.approx(np.exp(row["val_loss"]), rel=1e-4)
     bits = row["val_loss"] / np.log(2) / data.bytes_per_token

@@ -1,6 +1,5 @@
 """The objectives, by their properties."""
 
-import json
 from functools import partial
 
 import jax
@@ -10,6 +9,7 @@ import pytest
 
 from model.base import Model
 from model.mlp import mlp
+from tests.runs import json_lines
 from training.fit import evaluate, fit
 from training.loss import cross_entropy, mse
 from training.metrics import perplexity, rmse
@@ -215,7 +215,7 @@ def test_an_objective_may_see_how_many_steps_were_trained(tmp_path):
     run = fit(model, data, data, data, **settings)
     assert [row["train_step"] for row in run.history] == [2.5, 8.5, 14.5]
     assert [row["val_step"] for row in run.history] == [6, 12, 18]
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows = json_lines(tmp_path / "metrics.jsonl")
     assert [row["val_step"] for row in rows if row.get("initial")] == [0]
     assert [row["test_step"] for row in rows if row.get("final")] == [6]  # of the best checkpoint
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.runs import json_lines
 from tests.training.checkpoint.test_keeper import a_run, end_epoch
 from tests.wiring.conftest import VALID
 from training.checkpoint import run_folder as folder
@@ -122,7 +123,7 @@ def test_an_evaluator_keeps_its_own_best(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(evaluate, "CheckpointEvaluation", lambda _: Evaluation(losses, train_on))
     options = CheckpointOptions(monitor="test_loss", keep=1)
     evaluate.watch(SimpleNamespace(checkpoint=options, unfitted={}), tmp_path)
-    rows = [json.loads(line) for line in (tmp_path / "evaluations.jsonl").read_text().splitlines()]
+    rows = json_lines(tmp_path / "evaluations.jsonl")
     assert [row["best"] for row in rows] == [True, True, False, False, False]
     assert json.loads((tmp_path / "evaluator.json").read_text()) == {
         "best": [["checkpoint-epoch_2", 1]],

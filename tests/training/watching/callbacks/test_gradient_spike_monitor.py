@@ -6,6 +6,7 @@ import logging
 import numpy as np
 import pytest
 
+from tests.runs import json_lines
 from tests.training.watching.callbacks.fake import steps, view
 from training.watching.callbacks.gradient_spike_monitor import gradient_spike_monitor
 
@@ -20,7 +21,7 @@ def started(**options):
 
 def lines(folder):
     path = folder / "gradient_spikes.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return json_lines(path) if path.exists() else []
 
 
 def watch(callback, folder, norms, first=1, period=10, losses=None):

@@ -1,7 +1,6 @@
 """sample_text: what a model writes while it is trained, against its own weights; and that training
 does not notice."""
 
-import json
 import logging
 from functools import partial
 
@@ -13,6 +12,7 @@ import pytest
 from data_loader.tokenizers.plain import ByteTokenizer, CharacterTokenizer, characters
 from data_loader.windows import IGNORED, Stream, Windows
 from model.base import Model
+from tests.runs import json_lines
 from tests.training.watching.callbacks.fake import view
 from training.fit import fit
 from training.loss import cross_entropy
@@ -54,7 +54,7 @@ def run(folder=None, callbacks=(), train=WINDOWS, **settings):
 
 
 def lines(folder):
-    return [json.loads(line) for line in (folder / FILE).read_text().splitlines()]
+    return json_lines(folder / FILE)
 
 
 class Weights:
