@@ -1,6 +1,7 @@
 """Runs of `fit` that are resumed, diverge or crash: the same bits as undisturbed, and what is saved
 and reported."""
 
+import errno
 import logging
 import os
 import re
@@ -33,6 +34,7 @@ from training.options import CheckpointOptions
 from training.run import TIMES
 from training.schedules import linear
 from training.update import gradient_update
+from training.watching import metric_log
 from training.watching.callbacks.early_stopping import early_stopping
 from training.watching.callbacks.reduce_on_plateau import reduce_on_plateau
 from utils import RunError, UserError
@@ -611,6 +613,22 @@ def test_a_rollback_continues_from_the_last_checkpoint_with_another_seed(tmp_pat
     steps = [row["step"] for row in rows_of(tmp_path) if "end_of_epoch" not in row]
     assert steps == list(range(1, EPOCHS * STEPS + 1))
     assert storage.newest(tmp_path)[0].record["memories"]["Divergence"] == {"rollbacks": 1}
+
+
+def test_rows_that_a_full_disk_delayed_are_written_later(tmp_path, monkeypatch):
+    left, append = [4], metric_log.append
+
+    def append_later(path, text):
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(path, text)
+
+    monkeypatch.setattr(metric_log, "append", append_later)
+    checkpoint = CheckpointOptions(on_write_error="go_on")
+    train(tmp_path, log={"every_steps": 1}, checkpoint=checkpoint)
+    steps = [row["step"] for row in rows_of(tmp_path) if "end_of_epoch" not in row]
+    assert steps == list(range(1, EPOCHS * STEPS + 1))
 
 
 def test_the_number_of_rollbacks_is_limited(tmp_path, caplog):
