@@ -122,7 +122,7 @@ def test_guidance_moves_the_output_away_from_that_without_a_class():
 
 def test_a_model_without_classes_draws_none():
     model = unet((4, 4, 1), 0, widths=(4,), groups=2)
-    params, state = model.init(jax.random.key(0))
+    params, state = jax.jit(model.init)(jax.random.key(0))
     with pytest.raises(ValueError, match="labels: the model knows no classes"):
         sample(model, params, KEY, [-1, 0], state=state, steps=1)
     assert sample(model, params, KEY, [-1, -1], state=state, steps=1).shape == (2, 4, 4, 1)
@@ -198,6 +198,7 @@ def test_the_objective_samples_by_its_own_prediction():
         np.testing.assert_allclose(objective.sample({}, KEY, 2, steps=3), 0.5, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_images_without_labels_train_a_model_without_classes():
     x = np.random.default_rng(0).normal(size=(12, 4, 4, 1)).astype(np.float32)
     options = {"objective": denoising_diffusion, "loss": mse, "batch_size": 4, "epochs": 1}
