@@ -26,6 +26,13 @@ SMALL = {  # a config of a run of ten steps in an epoch
     "loss": "cross_entropy",
     "optimizer": {"name": "adamw", "args": {"lr": 0.01}},
 }
+TWO_EPOCHS = SMALL | {
+    "title": "Small",
+    "metrics": ["accuracy"],
+    "training": {"epochs": 2},
+    "checkpoint": {"monitor": "test_loss"},
+    "logging": {"every_steps": 5},
+}
 
 
 def start(folder, *arguments, program="train.py", devices=None):

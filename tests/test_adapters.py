@@ -47,7 +47,10 @@ def adapted(library, **arguments):
     return getattr(adapters, library)(net_of(library), {"width": 4, **arguments}, **facts)
 
 
-@pytest.fixture(params=["nnx", "linen", "equinox", "haiku"])
+OTHERS = [pytest.param(name, marks=pytest.mark.torture) for name in ("nnx", "equinox", "haiku")]
+
+
+@pytest.fixture(params=["linen", *OTHERS])
 def library(request):
     net_of(request.param)
     return request.param

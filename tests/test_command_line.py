@@ -11,27 +11,13 @@ import pytest
 
 import train
 from inference import convert_tflite
-from tests.processes import ROOT, call, run
-from training.run import TIMES
-
-SMALL = {
-    "title": "Small",
-    "model": {"name": "mlp", "args": {"dims": [16]}},
-    "data": {"name": "digits", "args": {"train_size": 640, "test_size": 100}},
-    "loader": {"batch_size": 64},
-    "preprocess": ["to_unit"],
-    "loss": "cross_entropy",
-    "metrics": ["accuracy"],
-    "optimizer": {"name": "adamw", "args": {"lr": 0.01}},
-    "training": {"epochs": 2},
-    "checkpoint": {"monitor": "test_loss"},
-    "logging": {"every_steps": 5},
-}
+from tests.processes import ROOT, TWO_EPOCHS, call, run
+from tests.runs import json_lines, rows_of
 
 
 @pytest.fixture
 def small(tmp_path):
-    (tmp_path / "small.json").write_text(json.dumps(SMALL))
+    (tmp_path / "small.json").write_text(json.dumps(TWO_EPOCHS))
     return tmp_path
 
 
@@ -56,7 +42,7 @@ def test_a_run_writes_its_folder(small):
     ):
         assert line in out, line
         assert line in log, line
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = json_lines(folder / "metrics.jsonl")
     assert [row["step"] for row in rows] == [5, 10, 10, 15, 20, 20]
     assert {"train_loss", "test_accuracy", "seconds", "examples_per_second"} <= rows[-1].keys()
     assert [row.get("end_of_epoch", False) for row in rows] == [False, False, True] * 2
@@ -72,11 +58,7 @@ def test_the_resolved_config_repeats_the_run(small):
     run(small, "-c", first / "config.json", "title=Again")
     (second,) = (small / "saved" / "Again").iterdir()
 
-    def rows(folder):
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
-        return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
-
-    assert rows(first) == rows(second)
+    assert rows_of(first) == rows_of(second)
 
 
 @pytest.mark.slow

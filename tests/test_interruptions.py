@@ -9,26 +9,12 @@ import time
 
 import pytest
 
-from tests.processes import ROOT, start, wait_for_line
-
-SMALL = {
-    "title": "Small",
-    "model": {"name": "mlp", "args": {"dims": [16]}},
-    "data": {"name": "digits", "args": {"train_size": 640, "test_size": 100}},
-    "loader": {"batch_size": 64},
-    "preprocess": ["to_unit"],
-    "loss": "cross_entropy",
-    "metrics": ["accuracy"],
-    "optimizer": {"name": "adamw", "args": {"lr": 0.01}},
-    "training": {"epochs": 2},
-    "checkpoint": {"monitor": "test_loss"},
-    "logging": {"every_steps": 5},
-}
+from tests.processes import ROOT, TWO_EPOCHS, start, wait_for_line
 
 
 @pytest.fixture
 def small(tmp_path):
-    (tmp_path / "small.json").write_text(json.dumps(SMALL))
+    (tmp_path / "small.json").write_text(json.dumps(TWO_EPOCHS))
     return tmp_path
 
 
@@ -196,42 +182,7 @@ def test_without_a_network_drawn_digits_replace_mnist_or_the_run_fails(small):
     assert "Traceback" not in failed.stderr
 
 
-def test_a_failed_run_does_not_wait_for_pending_compilations():
-    code = (
-        "import threading, train\n"
-        "from concurrent.futures import ThreadPoolExecutor\n"
-        "ThreadPoolExecutor(1, 'compile').submit(threading.Event().wait)  # as a Trainer's pool\n"
-        "print('printed')\n"
-        "train.leave(2)"
-    )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
-    assert (done.returncode, done.stdout) == (2, "printed\n")
-
-
 CLOSINGS = ["2>&-", ">&-", "<&-", "<&- >&- 2>&-"]
-
-
-@pytest.mark.parametrize("closing", CLOSINGS)
-def test_no_file_takes_the_number_of_a_closed_stream(tmp_path, closing):
-    """Else what C++ prints would be written into it, which may be a checkpoint."""
-    code = (
-        "import os, sys\n"
-        "from utils import open_closed_streams\n"
-        "open_closed_streams()\n"
-        "file = open('checkpoint', 'wb')\n"
-        "assert file.fileno() > 2\n"
-        "os.write(1, b'printed'), os.write(2, b'printed')\n"
-        "print('lost', file=sys.stderr, flush=True), sys.stdout.flush(), sys.stdin.read()\n"
-        "assert not sys.stderr.isatty()\n"
-    )
-    shell = ["sh", "-c", f'exec "$0" "$@" {closing}', sys.executable, "-c", code]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    pipes = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
-    done = subprocess.run(shell, cwd=tmp_path, env=environment, **pipes, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert not (tmp_path / "checkpoint").read_bytes()
-    assert done.stderr == ("" if "2>&-" in closing else "printedlost\n")
 
 
 @pytest.mark.torture

@@ -268,25 +268,3 @@ def test_tests_with_the_mark_contract_import_only_what_users_import():
             is_own = name.split(".")[0] in OWN
             is_used = any(name == used or name.startswith(f"{used}.") for used in USED)
             assert is_used or not is_own, f"{path} imports {name}"
-
-
-def without_encoding(tree):
-    """The lines that open text, or the text output of a process, without naming an encoding."""
-    for call in [node for node in ast.walk(tree) if isinstance(node, ast.Call)]:
-        name = getattr(call.func, "attr", getattr(call.func, "id", None))
-        settings = {keyword.arg: keyword.value for keyword in call.keywords}
-        plain_open = isinstance(call.func, ast.Name) and name == "open"
-        modes = [a.value for a in call.args[1:2] if isinstance(a, ast.Constant)]
-        text = name in ("read_text", "write_text", "TextIOWrapper") or "text" in settings
-        if "encoding" not in settings and (text or (plain_open and "b" not in "".join(modes))):
-            yield call.lineno
-
-
-def test_text_is_read_and_written_in_a_named_encoding():
-    """Without one, Windows uses that of the country."""
-    tops = [ROOT / "train.py", ROOT / "sweep.py"]
-    for path in [*tops, *(path for layer in ALLOWED for path in files(layer))]:
-        lines = list(without_encoding(ast.parse(path.read_text(encoding="utf-8"))))
-        assert not lines, f"{path}: lines {lines}"
-    mistakes = "open(a)\nopen(a, 'w')\np.read_text()\nrun(c, text=True)\nopen(a, 'rb')\n"
-    assert list(without_encoding(ast.parse(mistakes))) == [1, 2, 3, 4]

@@ -85,16 +85,6 @@ def test_the_wheel_holds_every_file_that_the_code_reads():
     assert {Path(path).as_posix() for path in build_wheel.shipped().values()} == wanted
 
 
-def test_an_export_in_a_clone_is_not_in_the_wheel(tmp_path, monkeypatch):
-    for name in ("inference/__init__.py", "inference/mnist/model/__init__.py"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("")
-    (tmp_path / "inference" / "mnist" / "config.json").write_text("{}")
-    monkeypatch.setattr(build_wheel, "ROOT", tmp_path)
-    found = {path.as_posix() for path in build_wheel.shipped()} - set(build_wheel.TOP_DATA)
-    assert found == {"inference/__init__.py"}
-
-
 def test_what_is_required_begins_at_the_tested_versions():
     lines = build_wheel.metadata("1.0").splitlines()
     required = [line.partition(": ")[2] for line in lines if line.startswith("Requires-Dist")]
@@ -256,15 +246,6 @@ def test_a_project_replaces_nothing(tmp_path, name, message):
     assert (code, out) == (2, "") and message in err and err.count("\n") == 1
     assert {path.name for path in tmp_path.iterdir()} == {"full", "file", "link"}
     assert (tmp_path / "full" / "config.json").read_text() == "mine"
-
-
-def test_a_project_begins_in_an_empty_folder_of_any_name(tmp_path):
-    folder = tmp_path / "Ein Würfel's"
-    (folder / ".git").mkdir(parents=True)
-    code, _, err = captured(folder, lambda: new.main(["."]))
-    assert code == 0, err
-    assert json.loads((folder / "config.json").read_text())["title"] == "Ein Würfel's"
-    assert call(folder, "-c", "config.json", "--check")[0] == 0
 
 
 def test_every_command_exists():

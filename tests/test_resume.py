@@ -12,10 +12,9 @@ import pytest
 
 from tests import processes
 from tests.processes import ROOT, call, run, start, wait_for_line
-from training.checkpoint.resume import run_folder_of
+from tests.runs import json_lines
 from training.checkpoint.storage import load
 from training.checkpoint.trees import restacked
-from utils import UserError
 
 SMALL = processes.SMALL | {
     "title": "Small",
@@ -74,7 +73,7 @@ def test_a_finished_run_says_so_and_continues_in_the_same_folder_with_more_epoch
     assert only_run(workdir) == folder
     assert json.loads((folder / "config.json").read_text())["training"]["epochs"] == 3
     assert json.loads((folder / "finished.json").read_text())["epochs"] == 3
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = json_lines(folder / "metrics.jsonl")
     assert [row["epoch"] for row in rows if "end_of_epoch" in row] == [1, 2, 3]
     assert [path.name for path in folder.glob("*.params")] == ["checkpoint-epoch_3.params"]
 
@@ -207,17 +206,6 @@ def test_values_that_are_not_those_of_the_run_are_refused_until_they_are_moved_a
     (folder / "metrics.jsonl").rename(workdir / "metrics.jsonl")
     code, _, err = run(workdir, "--resume", folder, "training.epochs=3")
     assert code == 0 and "metrics.jsonl: is shorter than when the checkpoint was taken" in err
-
-
-def test_a_log_that_is_a_link_is_not_truncated(workdir):
-    folder = only_run(workdir)
-    (workdir / "mine.txt").write_text("mine\n" * 9999)
-    (folder / "train.log").unlink()
-    (folder / "train.log").symlink_to(workdir / "mine.txt")
-    code, _, err = call(workdir, "--resume", folder, "training.epochs=3")
-    assert code == 2
-    assert "train.log: is a link that leads out of" in err
-    assert (workdir / "mine.txt").read_text() == "mine\n" * 9999
 
 
 @pytest.mark.torture
@@ -385,7 +373,7 @@ def test_a_new_run_begins_from_an_earlier_checkpoint_or_under_another_name(workd
     assert code == 0 and "has completed 2 epochs" in out
     more = ["training.epochs=3", "run_name=longer"]
     assert run(workdir, "--resume", newest, *more)[0] == 0
-    rows = [json.loads(line) for line in (saved / "longer/metrics.jsonl").read_text().splitlines()]
+    rows = json_lines(saved / "longer/metrics.jsonl")
     assert [row["epoch"] for row in rows if "end_of_epoch" in row] == [1, 2, 3]
     assert json.loads((saved / "longer/config.json").read_text())["run_name"] == "longer"
     code, _, err = call(workdir, "--resume", earlier, *more)
@@ -407,22 +395,6 @@ def test_a_path_that_is_not_a_run_is_an_error(finished, named, message):
     code, _, err = call(finished, "--resume", named)
     assert code == 2
     assert message in err
-
-
-def test_a_folder_that_is_no_run_is_not_suggested_instead(tmp_path, monkeypatch):
-    (tmp_path / "moved" / "new").mkdir(parents=True)
-    for folder in (tmp_path, tmp_path / "moved" / "new"):  # the configs of projects
-        (folder / "config.json").write_text("{}")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"not the folder of a run: it has no config.json$"):
-        run_folder_of("moved")
-    (tmp_path / "moved" / "new" / "environment.json").write_text("{}")
-    with pytest.raises(UserError, match="did you mean moved/new"):
-        run_folder_of("moved")
-    shutil.copytree("moved/new", "moved/zero")
-    os.utime("moved/zero/environment.json", (1, 1))  # begun earlier, whatever the names are
-    with pytest.raises(UserError, match="did you mean moved/new"):
-        run_folder_of("moved")
 
 
 @pytest.mark.slow

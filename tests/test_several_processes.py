@@ -14,6 +14,7 @@ import pytest
 
 from inference.load import load_to_export
 from tests.processes import ROOT, finished, marked, start_all
+from tests.runs import rows_of
 from training.checkpoint import storage
 
 pytestmark = pytest.mark.skipif(
@@ -97,12 +98,8 @@ def running(workdir):
 
 def rows(workdir, folder):
     """The logged rows of a run without its times."""
-    [path] = (workdir / folder).glob("two/*/metrics.jsonl")
-    times = ("seconds", "compile_seconds", "steps_per_second", "examples_per_second", "waiting")
-    return [
-        {k: v for k, v in json.loads(line).items() if k not in times}
-        for line in path.read_text().splitlines()
-    ]
+    [run_dir] = (workdir / folder).glob("two/*")
+    return rows_of(run_dir)
 
 
 def last_arrays(workdir, folder):

@@ -20,8 +20,8 @@ from PIL import Image
 
 from data_loader.digits import draw
 from data_loader.records import write_records
+from tests.runs import rows_of
 from training.checkpoint.storage import load, newest
-from training.run import TIMES
 
 ROOT = Path(__file__).resolve().parents[1]
 KILLS = int(os.environ.get("KILLS", "6"))
@@ -128,12 +128,6 @@ def train(workdir, *arguments, program="train.py"):
     return subprocess.CompletedProcess(process.args, process.returncode, out)
 
 
-def rows(folder):
-    """The rows of metrics.jsonl without times and rates."""
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
-
-
 def assert_same_run(folder, reference, more_saved):
     """The last checkpoints have the same weights, optimizer state and records, and the logged rows
     are the same; so are the file names, unless signals caused additional checkpoints (more_saved),
@@ -147,7 +141,7 @@ def assert_same_run(folder, reference, more_saved):
             np.testing.assert_array_equal(arrays[leaf], array, err_msg=leaf, strict=True)
         for key in ("step", "best", "memories", "lr_scales", "metrics"):
             assert record[key] == expected_record[key]
-    assert rows(folder) == rows(reference)
+    assert rows_of(folder) == rows_of(reference)
     for name in ("gradient_spikes.jsonl", "pictures/confusion_matrix-val.json"):
         texts = [(run / name).read_bytes() for run in (folder, reference) if (run / name).exists()]
         assert len(texts) in (0, 2) and len(set(texts)) < 2, name

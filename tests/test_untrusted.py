@@ -22,7 +22,7 @@ from inference.predictor import read_arrays, read_report
 from search.spec import parse_spec
 from search.sweep_folder import Sweep
 from tests.processes import ROOT, call, captured
-from tests.training.report.saved_run import CONFIG, report, save, save_pictures
+from tests.training.report.saved_run import CONFIG, report, save
 from tests.wiring.conftest import VALID
 from training.checkpoint import run_folder, safetensor_file
 from training.checkpoint.keeper import protected
@@ -34,7 +34,7 @@ from training.report.read import read_metrics
 from training.watching.callbacks.gradient_spike_monitor import cut_back
 from training.watching.metric_log import epoch_rows
 from training.watching.pictures import png
-from training.watching.publish import About, PictureFiles
+from training.watching.publish import About
 from training.watching.trackers.csv_file import csv
 from training.watching.trackers.jsonl import jsonl
 from training.watching.trackers.wandb_run import Wandb
@@ -290,30 +290,6 @@ def test_a_run_of_a_strangers_names_no_hosts(tmp_path, monkeypatch):
     assert read(run / "config.json", [override], trusted=False)["distributed"] == keys
 
 
-@pytest.mark.parametrize(
-    "file",
-    [
-        *("model/mlp.py", "user_modules/a.py", "Config.JSON", "./wandb_id", ".lock"),
-        *("checkpoint-epoch_1.orbax/rawtree.json", "evaluation-checkpoint-epoch_1.json"),
-        "pictures/worst-test.json",
-    ],
-)
-def test_no_tracker_overwrites_what_the_run_itself_writes(file):
-    for tracker in (csv, jsonl):
-        with pytest.raises(ValueError, match=r"^file: the run itself writes"):
-            tracker(file)
-
-
-def test_pictures_with_long_names_have_files_of_their_own(tmp_path):
-    tracker = PictureFiles()
-    tracker.start(About(tmp_path, "T", {}, 0))
-    names = ["x", 40 * "\u6df7", 40 * "\u6df7" + "2", 300 * "y"]
-    for name in names:
-        tracker.image(0, name, name.encode())
-    files = {path.read_bytes().decode(): path for path in (tmp_path / "pictures").iterdir()}
-    assert sorted(files) == sorted(names) and files["x"].name == "x.png"
-
-
 def linked(path, outside, exists):
     """Make a link to a file or a folder outside, which may not exist."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -516,21 +492,6 @@ def test_pipes_and_huge_files_are_not_read(run, make, why):
     make(run / "wandb_id")
     with pytest.raises(OSError, match=why):
         Wandb(None, None, None, None, (), None, "allow", "offline").saved_id(run / "wandb_id")
-
-
-@pytest.mark.parametrize("make", [pipe, huge])
-def test_a_report_shows_which_files_it_does_not_read(run, make):
-    save_pictures(run)
-    whole = report(run)
-    for name in ("environment.json", "train.log", "pictures/first_batch.png"):
-        make(run / name)
-    for name in ("worst-test.json", "confusion_matrix-test.json", "mine.png"):
-        make(run / "pictures" / name)
-    page = report(run)
-    problems = "\n".join(page.texts("p", class_="problem"))
-    for name in ("environment.json", "first_batch.png", "worst-test.json", "mine.png"):
-        assert f"{name} " in problems
-    assert page.charts() == whole.charts() != {}
 
 
 def test_a_report_shows_nothing_that_links_lead_to(run, tmp_path):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import ROOT, call, run, start
+from tests.runs import json_lines
 
 pytestmark = pytest.mark.contract
 
@@ -59,10 +60,6 @@ def folder_of(directory):
     return folder
 
 
-def rows(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A finished run: its working directory, its folder and its output."""
@@ -80,7 +77,7 @@ def test_a_run_logs_its_size_before_the_first_step_and_writes_everything_in_its_
     assert "5 steps per epoch, 10 in all, of 64 examples each, on 1 x cpu" in before
     for fact in ("Train data: 320 examples", "The model has", "memory about"):
         assert fact in before
-    ends = [row for row in rows(folder / "metrics.jsonl") if row.get("end_of_epoch")]
+    ends = [row for row in json_lines(folder / "metrics.jsonl") if row.get("end_of_epoch")]
     assert ends[0]["compile_seconds"] > 0 == ends[1]["compile_seconds"]
     names = {"learning_rate", "gradient_norm", "test_accuracy", "steps_per_second", "waiting"}
     assert names <= ends[0].keys()
@@ -97,7 +94,7 @@ def test_a_run_logs_its_size_before_the_first_step_and_writes_everything_in_its_
 @pytest.mark.slow
 def test_a_checkpoint_is_evaluated_to_the_same_numbers(trained):
     directory, folder, _ = trained
-    ends = [row for row in rows(folder / "metrics.jsonl") if row.get("end_of_epoch")]
+    ends = [row for row in json_lines(folder / "metrics.jsonl") if row.get("end_of_epoch")]
     code, out, err = run(directory, "--evaluate", folder / "checkpoint-epoch_1.params")
     assert code == 0, err
     evaluation = json.loads(out)
@@ -145,7 +142,7 @@ def test_a_watcher_evaluates_checkpoints_as_they_appear_until_the_run_has_ended(
     code, out, err = run(small, "--watch", folder_of(small))
     assert code == 0, err
     assert training.wait(60) == 0
-    evaluations = rows(folder_of(small) / "evaluations.jsonl")
+    evaluations = json_lines(folder_of(small) / "evaluations.jsonl")
     assert [row["epoch"] for row in evaluations] == list(range(1, 31))
     assert evaluations[-1]["metrics"]["test_loss"] < evaluations[0]["metrics"]["test_loss"]
     assert [json.loads(line) for line in out.splitlines()] == evaluations
@@ -208,41 +205,6 @@ def test_the_debugger_opens_where_the_error_was_raised(small):
     out, err = process.communicate(timeout=120)
     assert "(Pdb)" in out and "own.py(8)on_steps()" in out and 'return {"stop": {}' in out
     assert process.returncode == 1, err
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        (
-            'metrics=[{"name": "accuracy", "mode": "MEDIAN"}]',
-            'metrics.0.mode: found "MEDIAN"; allowed: "MEAN", "SUM", "SINGLE"',
-        ),
-        (
-            'metrics=[{"name": "accuracy", "phase": "DEV"}]',
-            'metrics.0.phase: found "DEV"; allowed: "TRAIN", "VAL", "TEST", "EVAL", "ANY"',
-        ),
-        (
-            'metrics=[{"name": "accuracy", "freq": "STEP", "phase": "TEST"}]',
-            "metrics.0.freq: STEP is within an epoch",
-        ),
-        (
-            'logging.trackers=["tensorbord"]',
-            "logging.trackers.0: no trackers 'tensorbord'; did you mean 'tensorboard'?",
-        ),
-        (
-            'callbacks=[{"name": "early_stopping", "args": {"monitor": "train_accuracy"}}]',
-            "'train_accuracy' is not measured",
-        ),
-        (
-            "checkpoint.monitor=test_los",
-            "checkpoint.monitor: 'test_los' is not measured; did you mean 'test_loss'?",
-        ),
-    ],
-)
-def test_mistakes_in_the_config_are_reported_before_anything_runs(small, override, message):
-    code, _, err = call(small, "-c", "small.json", override)
-    assert code == 2 and message in err, err
-    assert not (small / "saved").exists()
 
 
 @pytest.mark.slow

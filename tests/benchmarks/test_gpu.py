@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import LIMITS, arguments, page, rows_in, run
-from benchmarks.gpu_parts import row_of
+from benchmarks.gpu import LIMITS, page, run
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = {  # some of the keys of the last row of each part
@@ -24,11 +23,8 @@ KEYS = {  # some of the keys of the last row of each part
 }
 
 
-QUICK = ("device", "airbench", "resume", "waiting")
-
-
 def marked(part):
-    mark = pytest.mark.slow if part in QUICK else pytest.mark.torture
+    mark = pytest.mark.slow if part == "device" else pytest.mark.torture
     return pytest.param(part, marks=mark)
 
 
@@ -53,13 +49,6 @@ def test_every_part_runs_at_a_tiny_size(part, tmp_path):
         assert not [row["problem"] for row in rows if "problem" in row]
 
 
-def test_the_results_of_all_parts_are_not_replaced_by_those_of_one(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["gpu", "--only", "device"])
-    with pytest.raises(SystemExit):
-        arguments()
-    assert "add --out FOLDER" in capsys.readouterr().err
-
-
 def test_a_part_that_fails_or_takes_too_long_is_reported(monkeypatch):
     monkeypatch.chdir(ROOT)
     failed = run("nonsense", 60, True)
@@ -73,26 +62,3 @@ def test_a_part_that_fails_or_takes_too_long_is_reported(monkeypatch):
         }
     )
     assert "| cold | 3.14 |" in text and "- airbench: it was ended after 0 s" in text
-
-
-def test_what_a_part_printed_before_it_was_killed_counts(tmp_path):
-    with open(tmp_path / "out", "w+") as file:
-        file.write('{"a": 1}\nXLA says something\n{"a": 2}\n{"a": ')
-        assert rows_in(file) == [{"a": 1}, {"a": 2}]
-
-
-def test_the_last_row_of_each_form_counts():
-    row = {"model": "gpt", "precision": "float32", "peer": "ours", "rate": 1.0, "turns": 1}
-    other = row | {"peer": "flax", "problem": "it ended with exit code 1"}
-    rows = [row, other, row | {"rate": 2.0, "turns": 2}]
-    text = page({"speed gpt": {"rows": rows, "problem": "it was ended after 110 s"}})
-    assert text.count("| ours |") == 1 and "| ours | 2 | 2 |" in text
-    assert "exit code 1" in text and "- speed gpt: it was ended after 110 s" in text
-
-
-def test_a_form_that_fails_keeps_the_rates_of_its_earlier_turns():
-    cost = {"flops": 1e6, "unit": "images", "peak": None}
-    ended = row_of("gpt", ("float32", "flax", ""), "it ended with exit code -9", [3.0, 5.0], cost)
-    assert ended["rate"] == 4.0 and ended["problem"] == "it ended with exit code -9"
-    never = row_of("gpt", ("float32", "flax", ""), "ModuleNotFoundError: flax", [], cost)
-    assert never.keys() == {"model", "precision", "peer", "problem"}

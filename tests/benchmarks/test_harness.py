@@ -1,20 +1,11 @@
 """Workers and turns, on which all comparisons depend, and the file of the results."""
 
 import shutil
-import sys
-import time
 
 import pytest
 
 from benchmarks import results
-from benchmarks.harness import Run, Worker, WorkerError, in_process, take_turns
-
-
-def test_every_second_round_goes_in_reverse_and_the_first_is_not_counted():
-    calls = []
-    forms = {name: lambda name=name: calls.append(name) or len(calls) for name in "ab"}
-    assert take_turns(forms, 2) == {"a": [4, 5], "b": [3, 6]}
-    assert "".join(calls) == "abbaab"
+from benchmarks.harness import Run, Worker, WorkerError, in_process
 
 
 def test_a_worker_calls_methods_and_what_it_prints_does_not_matter():
@@ -33,38 +24,6 @@ def test_an_error_in_a_worker_is_raised_with_its_message():
     worker = Worker("collections:Counter", "ab")
     with pytest.raises(WorkerError, match="pop expected"):
         worker.call("pop")
-
-
-def test_a_worker_that_hangs_is_killed():
-    start = time.perf_counter()
-    with pytest.raises(WorkerError, match="exit code -9"):
-        Worker("time:sleep", 300, timeout=1)
-    assert time.perf_counter() - start < 60
-
-
-def test_huge_pages_are_those_of_the_worker_alone(monkeypatch):
-    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
-    seen = [in_process("os:getenv", "GLIBC_TUNABLES", huge_pages=huge) for huge in (True, False)]
-    assert seen == ["glibc.malloc.hugetlb=1", None]
-
-
-def test_a_section_of_the_results_is_replaced_where_it_is(tmp_path):
-    path = tmp_path / "RESULTS.md"
-    for title, table in (("a", "1"), ("b", "2"), ("a b", "3"), ("a", r"4 \1")):
-        results.write(path, title, f"## {title}\n\n{table}\n")
-    text = path.read_text(encoding="utf-8")
-    assert text.endswith("\n\n## a\n\n4 \\1\n\n## b\n\n2\n\n## a b\n\n3\n")
-
-
-def test_the_command_of_a_section_has_the_options_that_change_what_is_measured(monkeypatch):
-    words = ["forms", "--sweep", "--seed", "2", "--rounds", "1", "--peers", "b", "--out", "x"]
-    monkeypatch.setattr(sys, "argv", words)
-    args = results.arguments("forms", "", sweep=False, seed=0, rounds=7, peers=["a", "b"])
-    assert args.command == "python -m benchmarks.forms --sweep --seed 2"
-    assert args.peers == ["b"] and args.rounds == 1
-    monkeypatch.setattr(sys, "argv", ["forms", "--peers", "c"])
-    with pytest.raises(SystemExit):
-        results.arguments("forms", "", peers=["a", "b"])
 
 
 @pytest.mark.parametrize(

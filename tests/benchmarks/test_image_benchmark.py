@@ -5,7 +5,7 @@ import pytest
 from benchmarks import image_folder
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_both_sides_train_on_the_same_files_and_the_table_names_the_share(tmp_path):
     pytest.importorskip("torch")
     image_folder.make_images(tmp_path, 10)

@@ -1,16 +1,11 @@
 """The recipe of the other frameworks, and that Optax takes the same steps with it as ours."""
 
-import json
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
-from benchmarks.harness import ROOT
 from benchmarks.peers.optax import optimizer_of
-from benchmarks.time_to_accuracy import LIMIT, RECIPE, logged_accuracies, reached_by, recipe_of
-from benchmarks.workloads import Workload, from_json
+from benchmarks.time_to_accuracy import RECIPE, recipe_of
 from training.optimizers import adamw
 from training.schedules import warmup_linear
 from training.transforms import scheduled
@@ -56,32 +51,3 @@ def random_tree(seed):
         SHAPES,
         is_leaf=lambda node: isinstance(node, tuple),
     )
-
-
-def test_a_setting_that_the_recipe_cannot_express_is_an_error(tmp_path):
-    config = json.loads((ROOT / RECIPE).read_text())
-    changes = [{"augment": ["random_affine"]}, {"training": {"epochs": 3, "ema": 0.9}}]
-    changes += [{"preprocess": ["standardize", config["preprocess"][1]]}]
-    changes += [{"optimizer": {"name": "muon", "args": {"lr": 0.1}}}]
-    for change in changes:
-        (tmp_path / "config.json").write_text(json.dumps(config | change))
-        with pytest.raises(ValueError, match="does not express"):
-            recipe_of(tmp_path / "config.json")
-
-
-def test_a_recipe_is_the_same_after_it_was_sent_to_another_process():
-    workload = recipe_of(RECIPE)
-    assert (workload.shape, workload.epochs, workload.lr) == ((28, 28, 1), 4, 0.02)
-    received = from_json(json.loads(json.dumps(workload._asdict())))
-    assert received == workload._replace(args=received.args) and isinstance(received, Workload)
-    assert received.args["dims"] == (32, 64)
-
-
-def test_the_seconds_are_those_at_which_a_level_was_first_reached():
-    lines = [(0.5, "Epoch 1 [train] accuracy @ 0.9999")]
-    lines += [(0.5, "Epoch 1 [test] loss @ 0.1, accuracy @ 0.9600")]
-    accuracies = ((1.5, 0.985), (2.5, 0.97), (3.5, 0.99))
-    lines += [(seconds, f"Epoch 2 [test] accuracy @ {a}") for seconds, a in accuracies]
-    assert reached_by(logged_accuracies(lines)) == {0.97: 1.5, 0.98: 1.5, 0.99: 3.5}
-    late = [(LIMIT + 1, line) for _, line in lines]
-    assert set(reached_by(logged_accuracies(late)).values()) == {float("inf")}

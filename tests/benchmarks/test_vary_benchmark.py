@@ -8,7 +8,7 @@ import pytest
 from benchmarks import vary
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_tiny_one_runs_to_its_end(tmp_path, monkeypatch):
     path = tmp_path / "results.md"
     monkeypatch.setattr(sys, "argv", ["vary", "--tiny", "--rounds", "1", "--out", str(path)])

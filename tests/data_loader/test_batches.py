@@ -188,14 +188,6 @@ def test_padded_refuses_a_batch_unlike_the_first(second, message):
         next(stream)
 
 
-def test_padded_refuses_an_iterator_that_is_used_up():
-    used_up = iter([np.zeros(3)])
-    list(padded(used_up))
-    with pytest.raises(UserError, match="an earlier epoch exhausted"):
-        list(padded(used_up))
-    assert list(padded(used_up, rows=3, start=2)) == []  # an epoch that is resumed at its end
-
-
 @pytest.mark.parametrize("kind", [Arrays, Subset])
 def test_a_part_of_a_file_of_an_array_is_not_read_into_memory(tmp_path, kind):
     np.save(tmp_path / "x.npy", np.arange(6.0))
@@ -234,11 +226,6 @@ def test_an_example_that_cannot_be_read_is_named(error, tmp_path, capsys):
     logger.removeHandler(log)
     assert capsys.readouterr().err.count("\n") == 1
     assert "Traceback" in (tmp_path / "train.log").read_text()
-
-
-def test_an_example_of_another_shape_is_named():
-    with pytest.raises(UserError, match=r"\(4,\) and \(5,\).*compare the examples 3 and 30"):
-        next(batches(Subset(Damaged(OSError()), np.array([3, 4, 30])), [[0, 1, 2]]))
 
 
 def test_an_error_for_the_user_is_raised_unchanged():

@@ -23,7 +23,6 @@ from data_loader.grain import RecordFiles
 from data_loader.huggingface import huggingface
 from data_loader.images import pixels
 from data_loader.mnist import read_idx
-from data_loader.npy_files import array_in
 from data_loader.table import csv, parquet
 from data_loader.text import parts_of, text
 from data_loader.tokenizers.saved import tokenizer_file
@@ -178,12 +177,6 @@ def test_the_parts_of_a_large_text_are_found_but_not_one_that_is_larger_than_the
         parts_of("b.txt")
 
 
-def test_a_line_of_a_table_has_an_end():
-    sparse("a.csv", 2**31)
-    with pytest.raises(UserError, match=r"a\.csv, line 1: has 4194304 characters or more"):
-        csv("a.csv", "y")
-
-
 def test_a_table_that_unpacks_to_more_than_the_memory_is_refused():
     pa = pytest.importorskip("pyarrow", reason="optional")
     from pyarrow import parquet as parquet_file
@@ -211,24 +204,6 @@ def test_a_header_of_numpy_is_read_up_to_a_limit(name):
         read_it(name)
 
 
-@pytest.mark.parametrize(
-    ("header", "why"),
-    [
-        ("-" * 5000 + "1", "RecursionError|malformed node"),
-        ("{1: 2, 'a': 3}", "its header is damaged: TypeError"),
-        ("{'descr': '<u2', 'fortran_order': False, 'shape': (-1,)}", "shape is not valid"),
-    ],
-)
-def test_a_header_of_numpy_that_is_no_header_is_an_error(header, why):
-    data = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + bytes(400)
-    for name in ("x.npy", "tokens.npy", "inputs.npy", "in.npy"):
-        Path(name).write_bytes(data)
-        with pytest.raises(UserError, match=why):
-            KINDS[name if name != "in.npy" else "in.npz"][0](name)
-    with pytest.raises(ValueError, match=why):
-        array_in(data)
-
-
 @pytest.mark.parametrize("name", ["a.npz", "inputs.npz", "in.npz"])
 def test_a_member_and_the_list_of_members_are_read_up_to_a_limit(name):
     with zipfile.ZipFile(name, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -240,17 +215,6 @@ def test_a_member_and_the_list_of_members_are_read_up_to_a_limit(name):
     sparse(name, size + len(end), start=b"PK\x03\x04", end=end)
     with pytest.raises(UserError, match="cannot be read"):
         KINDS[name][0](name)
-
-
-def test_labels_in_a_mapped_file_must_fit_the_memory():
-    for name, kind in (("x", "<f4"), ("y", "|i1")):
-        start = io.BytesIO()
-        about = {"descr": kind, "fortran_order": False, "shape": (2**38,)}
-        np.lib.format.write_array_header_1_0(start, about)
-        size = len(start.getvalue()) + 2**38 * np.dtype(kind).itemsize
-        sparse(f"{name}.npy", size, start=start.getvalue())
-    with pytest.raises(UserError, match=r"y: would need 1024\.0 GiB"):
-        arrays(".")
 
 
 def test_gzip_data_ends_soon(monkeypatch):

@@ -10,7 +10,6 @@ import pytest
 from data_loader import cifar10
 from utils import RunError, UserError
 
-ARCHIVE = "cifar-10-binary.tar.gz"
 NAMES = [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]
 
 
@@ -100,13 +99,6 @@ def test_damaged_files_are_named(tmp_path, records):
         cifar10.cifar10(str(tmp_path)).load()
 
 
-def test_a_label_outside_the_classes_is_refused(tmp_path, records):
-    records["test_batch.bin"][3, 0] = 10
-    unpack(records, tmp_path / "data")
-    with pytest.raises(UserError, match="label 10 of example 3"):
-        cifar10.cifar10(str(tmp_path / "data")).load()
-
-
 @pytest.mark.parametrize("damage", ["cut", "corrupt", "nonsense", "member missing"])
 def test_a_damaged_archive_is_named(tmp_path, records, damage):
     whole = archive(records)
@@ -123,34 +115,6 @@ def test_a_damaged_archive_is_named(tmp_path, records, damage):
     with pytest.raises(
         UserError, match=r"cifar-10-binary\.tar\.gz: is not the complete archive.*delete it"
     ):
-        cifar10.cifar10(str(tmp_path)).load()
-
-
-def test_a_flipped_bit_in_the_archive_is_refused_or_changes_no_example(tmp_path, records):
-    """Of the header, 80 bits; of the rest, which holds more than the images, some."""
-    whole, path = archive(records | {"readme.html": np.zeros(5000, np.uint8)}), tmp_path / ARCHIVE
-    path.write_bytes(whole)
-    check(cifar10.cifar10(str(tmp_path)).load(), records)
-    bits = np.random.default_rng(0).integers(80, 8 * len(whole), 60)
-    for bit in map(int, (*range(80), *bits)):
-        damaged = bytearray(whole)
-        damaged[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(damaged)
-        try:
-            check(cifar10.cifar10(str(tmp_path)).load(), records)
-            assert bit < 80, bit  # such as the time in the header
-        except UserError as error:
-            assert "is not the complete archive" in str(error)
-
-
-def test_a_member_that_is_no_file_is_refused(tmp_path, records):
-    with tarfile.open(tmp_path / ARCHIVE, "w:gz") as tar:
-        for name in NAMES:
-            info = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
-            info.type = tarfile.SYMTYPE if name == "test_batch.bin" else tarfile.REGTYPE
-            info.size, info.linkname = 0 if info.issym() else 4 * 3073, "data_batch_1.bin"
-            tar.addfile(info, io.BytesIO(records[name].tobytes()))
-    with pytest.raises(UserError, match=r"it has no file .*test_batch\.bin of 12292 bytes"):
         cifar10.cifar10(str(tmp_path)).load()
 
 

@@ -54,11 +54,6 @@ def test_without_shuffling_the_order_is_that_of_the_dataset():
     assert order.tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_a_batch_larger_than_the_dataset_repeats_it():
-    order, valid = epoch_order(3, 8, seed=0, epoch=0, shuffle=False)
-    assert order.tolist() == [[0, 1, 2, 0, 1, 2, 0, 1]] and valid.tolist() == [3]
-
-
 def test_an_empty_dataset_or_batch_is_refused():
     with pytest.raises(UserError, match="empty"):
         epoch_order(0, 4, seed=0, epoch=0, shuffle=True)
@@ -73,20 +68,6 @@ def test_split_is_disjoint_complete_and_reproducible(val_size, count):
     assert sorted([*train.arrays[1], *val.arrays[1]]) == list(range(40))
     assert (val.arrays[0][:, 0] == val.arrays[1]).all()  # x and y stay together
     assert val.arrays[1].tolist() == split(numbers(40), val_size, seed=5)[1].arrays[1].tolist()
-
-
-def test_split_depends_on_the_seed_and_not_on_the_order_of_the_first_epoch():
-    held_out = [frozenset(split(numbers(40), 10, seed)[1].arrays[1].tolist()) for seed in range(5)]
-    assert len(set(held_out)) == 5
-    first_batch = epoch_order(40, 10, seed=0, epoch=0, shuffle=True)[0][0]
-    assert held_out[0] != frozenset(first_batch.tolist())
-
-
-def test_split_of_a_dataset_that_is_not_arrays():
-    train, val = split(Squares(), 4, seed=0)
-    assert len(train) == 6 and len(val) == 4
-    squares = [train[i]["y"] for i in range(6)] + [val[i]["y"] for i in range(4)]
-    assert sorted(squares) == [i * i for i in range(10)]
 
 
 @pytest.mark.parametrize("val_size", [-1, 10, 11, 1.0, 1.5, 0.01])

@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 
 from data_loader.base import Arrays, loaded
 from data_loader.digits import draw
-from data_loader.grain import RecordFiles, Records, grain, in_memory
+from data_loader.grain import RecordFiles, Records, grain
 from data_loader.loader import batches, collate, epoch_order, first_batches, split
 from data_loader.records import numpy_example, write_records
 from tests.data_loader.conftest import wait_until
@@ -93,51 +92,6 @@ def test_subsets_and_the_users_collate_fn_are_passed_to_the_workers(record_folde
     assert first_four(first_batches(val, 4, 5)) == first_four(expected) and len(calls) == 1
 
 
-@pytest.mark.slow
-def test_workers_are_kept_for_the_next_pass_and_end_with_the_dataset(record_folder):
-    dataset, ids = source(record_folder).load()["train"], []
-    expected = Arrays(X[:500], Y[:500])
-    for epoch, left_after in ((1, 50), (2, 1), (3, 6), (4, 50), (5, 49)):
-        order, _ = epoch_order(500, 10, seed=1, epoch=epoch, shuffle=True)
-        iterator = batches(dataset, order)
-        pairs = zip(islice(iterator, left_after), batches(expected, order), strict=False)
-        for (x, y), (expected_x, expected_y) in pairs:
-            np.testing.assert_array_equal(x, expected_x, strict=True)
-            np.testing.assert_array_equal(y, expected_y, strict=True)
-        iterator.close()
-        ids.append(sorted(workers()))
-    assert len(ids[0]) == 2 and all(found == ids[0] for found in ids)
-    del dataset
-    assert wait_until(lambda: not workers())
-
-
-@pytest.mark.slow
-def test_passes_at_the_same_time_and_of_another_form_share_the_workers(record_folder):
-    train, val = split(source(record_folder, workers=2).load()["train"], 100, seed=2)
-    arrays, held_out = split(Arrays(X[:500], Y[:500]), 100, seed=2)
-    order, small = np.arange(400).reshape(40, 10), np.arange(100).reshape(20, 5)
-    for _ in range(2):
-        first, second, third = batches(train, order), batches(train, order), batches(val, small)
-        found = [next(pass_)[1].tolist() for pass_ in (first, second, third, first)]
-        wanted = [arrays[np.arange(10)][1], arrays[np.arange(10)][1], held_out[np.arange(5)][1]]
-        assert found == [y.tolist() for y in (*wanted, arrays[np.arange(10, 20)][1])]
-        assert len(workers()) == 2
-        for each in (first, second, third):
-            each.close()
-
-
-@pytest.mark.slow
-def test_an_error_beyond_the_end_of_a_pass_that_was_left_early_is_not_raised(record_folder):
-    dataset = Records(RecordFiles(f"{record_folder}/train-*"), fails_at_seven, 1)
-    seven, good = int(np.flatnonzero(Y == 7)[0]), np.flatnonzero(Y[:500] != 7)[:12].reshape(6, 2)
-    order = good.copy()
-    order[2, 1] = seven
-    iterator = batches(dataset, order)
-    next(iterator)
-    iterator.close()  # as with training.limit_batches
-    assert [y.tolist() for _, y in batches(dataset, good)] == Y[good].tolist()
-
-
 class Unpicklable(Exception):
     def __init__(self, message, _):
         super().__init__(message)
@@ -197,15 +151,6 @@ def test_a_record_of_another_kind_of_number_is_named(tmp_path, leaf):
             list(batches(dataset, np.array(rows)))
 
 
-def test_a_record_of_wider_integers_than_the_first_is_named(tmp_path):
-    rows = [np.uint8([1, 2]), np.uint8([3, 4]), np.uint16([300, 1000])]
-    write_records(tmp_path / "train", [(row, np.int32(0)) for row in rows])
-    dataset = Records(RecordFiles(f"{tmp_path}/train-*"), numpy_example, 0)
-    for read in (in_memory, lambda dataset: list(batches(dataset, np.array([[1, 2]])))):
-        with pytest.raises(UserError, match=r"record 2: 0 is uint16, but uint8 in .* one type"):
-            read(dataset)
-
-
 @pytest.mark.slow
 def test_a_worker_that_is_killed_ends_the_iteration_with_an_error(record_folder):
     dataset = Records(RecordFiles(f"{record_folder}/train-*"), killed_at_seven, 2)
@@ -228,23 +173,9 @@ def test_workers_use_no_accelerator(record_folder):
     assert labels.tolist() == [1] * 4
 
 
-def test_a_label_outside_the_classes_is_an_error_that_names_its_record(record_folder):
-    nine = int(np.flatnonzero(Y == 9)[0])
-    with pytest.raises(
-        UserError, match=rf"record {nine}: its target: label 9 .* outside the 9 classes"
-    ):
-        source(record_folder, num_classes=9).load()["train"][nine]
-
-
 def test_a_missing_package_is_an_error_with_the_command_that_installs_it(
     record_folder, monkeypatch
 ):
     monkeypatch.setitem(sys.modules, "array_record", None)
     with pytest.raises(UserError, match=r"needs array_record.*run `pip install -r training/"):
         source(record_folder)
-
-
-def test_all_arguments_out_of_range_are_in_one_error(record_folder):
-    message = r"^workers: must be at least 0, got -1\nnum_classes: must be at least 1, got 0$"
-    with pytest.raises(ValueError, match=message):
-        source(record_folder, workers=-1, num_classes=0)

@@ -152,15 +152,6 @@ def test_a_missing_package_is_an_error_with_the_command_that_installs_it(monkeyp
         huggingface("mnist")
 
 
-def test_a_file_that_hides_the_package_is_named(tmp_path, monkeypatch):
-    (tmp_path / "datasets.py").write_text("")
-    monkeypatch.delitem(sys.modules, "datasets", raising=False)
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UserError, match=r"datasets\.py: hides the package datasets; rename it"):
-        huggingface("mnist")
-    del sys.modules["datasets"]
-
-
 def test_splits_that_number_their_classes_differently_are_refused(hf, tmp_path):
     def split(names):
         features = hf.Features(
@@ -174,10 +165,3 @@ def test_splits_that_number_their_classes_differently_are_refused(hf, tmp_path):
         UserError, match=r"test: column 'y' numbers its classes as \('dog', 'fox'\)"
     ):
         huggingface(str(tmp_path / "a"), x=("v",), y="y", test="test")
-
-
-def test_digits_that_are_texts_are_categories_of_a_table(hf, tmp_path):
-    columns = {"zip": ["02134", "2134"], "level": [0, 1], "y": [0.5, 1.5]}
-    features = hf.Dataset.from_dict(columns).features | {"level": hf.ClassLabel(names=["10", "20"])}
-    data = huggingface(saved(hf, tmp_path / "a", columns, features), x=("zip", "level"), y="y")
-    assert data.columns == {"zip": ("02134", "2134"), "level": ("10", "20")}

@@ -58,13 +58,6 @@ def test_files_in_the_subfolder_mnist_are_found(idx_folder, idx_files):
     check(mnist.mnist(str(idx_folder.parent)).load(), idx_files[1])
 
 
-def test_a_file_in_the_named_folder_has_priority_over_the_subfolder(idx_folder, idx_files):
-    (idx_folder / "mnist").mkdir()
-    for file in idx_files[0]:
-        (idx_folder / "mnist" / file).write_bytes(b"older, and damaged")
-    check(mnist.mnist(str(idx_folder)).load(), idx_files[1])
-
-
 def test_the_factory_downloads_nothing_and_load_downloads_once(serving, tmp_path, idx_files):
     data = mnist.mnist(str(tmp_path / "data"))
     assert data.sizes == {"train": 60_000, "test": 10_000} and serving.requests == []
@@ -72,12 +65,6 @@ def test_the_factory_downloads_nothing_and_load_downloads_once(serving, tmp_path
     assert len(serving.requests) == 8 and len(list((tmp_path / "data" / "mnist").iterdir())) == 4
     check(data.load(), idx_files[1])
     assert len(serving.requests) == 8
-
-
-def test_only_the_missing_file_is_downloaded(serving, idx_folder, idx_files):
-    (idx_folder / TRAIN_IMAGES).unlink()
-    check(mnist.mnist(str(idx_folder)).load(), idx_files[1])
-    assert serving.requests == [f"/empty/{TRAIN_IMAGES}.gz", f"/{TRAIN_IMAGES}.gz"]
 
 
 def test_the_error_when_offline_names_files_folders_and_mirrors(offline, tmp_path):
@@ -107,62 +94,39 @@ def test_no_stand_in_if_the_files_exist(offline, idx_folder, idx_files, warnings
     assert sets["train"].source == "mnist" and warnings_seen == []
 
 
-def test_no_stand_in_if_only_some_files_exist(offline, idx_folder):
-    (idx_folder / TRAIN_LABELS).with_suffix(".gz").unlink()
-    with pytest.raises(RunError, match=TRAIN_LABELS):
-        mnist.mnist(str(idx_folder), offline="digits").load()
-
-
 def test_no_stand_in_if_a_mirror_returns_other_content(offline, tmp_path):
     offline.pages[f"/a/{TRAIN_IMAGES}.gz"] = gzip.compress(b"something else")
     with pytest.raises(RunError, match="md5"):
         mnist.mnist(str(tmp_path), offline="digits").load()
 
 
-def images(n, height=28, width=28, magic=b"\0\0\x08\x03"):
+def images(n, height=28, width=28):
     """An IDX file of n black images."""
     shape = b"".join(k.to_bytes(4, "big") for k in (n, height, width))
-    return magic + shape + bytes(n * height * width)
+    return b"\0\0\x08\x03" + shape + bytes(n * height * width)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (images(30)[:-1], r"has 23535 bytes, but its header \[30, 28, 28\] needs 23536"),
-        (images(30) + b"x", "has 23537 bytes"),
-        (images(30, magic=b"\0\0\x08\x01"), "starts with 00000801"),
         (b"<html>not found</html>", "starts with 3c68746d"),
-        (b"", "starts with nothing"),
-        (images(30)[:9], "starts with 00000803"),
         (images(30, 14, 14), r"images of \(14, 14\), expected \(28, 28\)"),
         (images(29), "has 30 labels for the 29 images"),
         (gzip.compress(images(30))[:-9], "damaged gzip"),
-        (gzip.compress(images(30))[:20] + b"?" * 40, "damaged gzip"),
-        (b"\x1f\x8bnot gzip at all", "damaged gzip"),
         (b"\0\0\x08\x03" + b"\0\xff\xff\xff" * 3, "claims .* GiB by its header; at most 2.0 GiB"),
         (gzip.compress(images(30) + bytes(2**24)), r"has 23537 bytes or more, but its header"),
     ],
-    ids=[
-        *("short", "long", "magic", "html", "empty", "header", "dims", "count", "cut", "bad", "gz"),
-        *("claim", "bomb"),
-    ],
+    ids=["short", "html", "dims", "count", "cut", "claim", "bomb"],
 )
-@pytest.mark.parametrize("fallback", ["error", "digits"])
 def test_a_damaged_local_file_is_a_user_error_and_never_replaced(
-    offline, idx_folder, content, message, fallback
+    offline, idx_folder, content, message
 ):
     (idx_folder / TRAIN_IMAGES).write_bytes(content)
     with pytest.raises(UserError, match=message) as caught:
-        mnist.mnist(str(idx_folder), offline=fallback).load()
+        mnist.mnist(str(idx_folder), offline="digits").load()
     assert str(idx_folder) in str(caught.value) and "delete it" in str(caught.value)
     assert offline.requests == []
-
-
-def test_a_label_outside_the_classes_is_refused(idx_folder):
-    labels = b"\0\0\x08\x01" + (20).to_bytes(4, "big") + bytes(19) + b"\x0a"
-    (idx_folder / TEST_LABELS).with_suffix(".gz").write_bytes(labels)
-    with pytest.raises(UserError, match="label 10 of example 19"):
-        mnist.mnist(str(idx_folder)).load()
 
 
 @pytest.mark.skipif("MNIST_DIR" not in os.environ, reason="real MNIST needs MNIST_DIR")
@@ -176,13 +140,3 @@ def test_real_mnist_has_the_expected_digests():
         assert hashlib.md5(head + x.tobytes()).hexdigest() == mnist.DIGESTS[file]
         assert np.bincount(y).min() > 800
     assert sets["train"].arrays[1][:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
-
-
-def test_only_fashion_mnist_has_names_of_classes():
-    names = mnist.fashion_mnist().classes
-    assert len(names) == 10 and (names[1], names[5], names[9]) == (
-        "Trouser",
-        "Sandal",
-        "Ankle boot",
-    )
-    assert mnist.mnist().classes is None

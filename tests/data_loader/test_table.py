@@ -64,13 +64,6 @@ def test_columns_hold_numbers_or_the_places_of_categories(tables):
     assert y.tolist() == [0, 1]
 
 
-def test_codes_with_an_underscore_are_no_numbers(tmp_path):
-    rows = "".join(f"{i}_{i},{i % 2}\n" for i in range(8))
-    (tmp_path / "train.csv").write_text("code,y\n" + rows)
-    data = csv(str(tmp_path / "train.csv"), target="y")
-    assert data.columns["code"] and all("_" in code for code in data.columns["code"])
-
-
 def test_a_category_is_found_whether_its_number_is_written_with_a_fraction(tmp_path):
     """pandas writes integers with a gap as 1.0; a code such as 02134 stays a text."""
     cells = ["1.0", "2.0", "02134", "2134", "", "7", "7.0"]
@@ -81,30 +74,6 @@ def test_a_category_is_found_whether_its_number_is_written_with_a_fraction(tmp_p
     known = ["1.0", "2.0", "02134", "2134", "7", "7.0"]
     expected = [*map(place.get, known), 0, 0, 0]
     assert rows_of(tmp_path / "new.csv", columns)[:, 0].tolist() == expected
-
-
-def test_a_class_is_found_whether_its_number_is_written_with_a_fraction(tmp_path):
-    (tmp_path / "train.csv").write_text("a,y\n1,2\n1,10\n")
-    (tmp_path / "test.csv").write_text("a,y\n1,10.0\n1,2.0\n")
-    paths = str(tmp_path / "train.csv"), "y", str(tmp_path / "test.csv")
-    data = csv(*paths, categories=("y",))
-    assert data.load()["test"].arrays[1].tolist() == [1, 0] and data.classes == ("2", "10")
-
-
-def test_spaces_before_quotes_are_no_part_of_a_cell(tmp_path):
-    (tmp_path / "a.csv").write_text('"h", "w", "y"\n1, "1.5", "cat, big"\n2,  "2.5", "dog"\n')
-    data = csv(str(tmp_path / "a.csv"), "y")
-    assert data.columns == {"h": (), "w": ()} and data.classes == ("cat, big", "dog")
-    assert data.load()["train"].arrays[0].tolist() == [[1, 1.5], [2, 2.5]]
-
-
-def test_a_category_of_a_parquet_file_is_not_missing_in_a_csv_file(tmp_path):
-    (tmp_path / "new.csv").write_text("a,b\nNone,1\nNA,None\n")
-    columns = {"a": ("None", "some"), "b": ()}
-    with pytest.raises(UserError, match=r"line 3, column 'b'"):
-        rows_of(tmp_path / "new.csv", columns)
-    (tmp_path / "new.csv").write_text("a,b\nNone,1\nNA,\n")
-    np.testing.assert_array_equal(rows_of(tmp_path / "new.csv", columns), [[1, 1], [0, np.nan]])
 
 
 def test_columns_of_texts_have_categories_also_if_all_are_digits(tmp_path):
@@ -144,23 +113,6 @@ def test_a_row_becomes_standardized_numbers_flags_and_one_hot_categories(tables)
 
 def of_columns(columns, **arguments):
     return partial(tabular, columns=columns, **arguments)
-
-
-def test_statistics_that_are_not_finite_are_refused():
-    columns, x = {"a": (), "b": ()}, np.float32([[1, 5], [3, np.inf]])
-    with pytest.raises(UserError, match=r"^tabular: column 'b' of the training set holds infinity"):
-        fitted([of_columns(columns)], (x, np.zeros(2)))
-    given = {"mean": (1.0, np.inf), "std": (1.0, 1.0), "gaps": (0, 0), "unseen": ((), ())}
-    with pytest.raises(ValueError, match=r"^mean: must be finite numbers, got"):
-        of_columns(columns, **given)(jnp.zeros(2))
-
-
-def test_a_gap_that_training_has_not_seen_sets_no_flag():
-    columns = {"a": (), "b": ()}
-    x = np.float32([[1, 5], [3, 5], [np.nan, 5]])
-    (ready,) = fitted([of_columns(columns)], (x, np.zeros(3)))
-    np.testing.assert_allclose(ready(jnp.float32([jnp.nan, jnp.nan])), [0, 0, 1, 0])
-    np.testing.assert_allclose(ready(jnp.float32([4, 6])), [2, 1, 0, 0])  # b is constant
 
 
 def test_a_category_that_only_held_out_rows_have_counts_as_unknown():
@@ -337,7 +289,7 @@ def houses(path, count):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("embedded", [False, True])
+@pytest.mark.parametrize("embedded", [False, pytest.param(True, marks=pytest.mark.torture)])
 def test_a_run_from_a_csv_file_to_an_exported_model(tmp_path, monkeypatch, embedded):
     config = CONFIG
     if embedded:

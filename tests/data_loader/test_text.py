@@ -15,7 +15,6 @@ from data_loader.text import (
     Given,
     corpus_of,
     documents_of,
-    encoded,
     parts_of,
     pieces_of,
     text,
@@ -23,7 +22,7 @@ from data_loader.text import (
     tokenized,
 )
 from data_loader.tokenizers.bpe import Bpe, bpe
-from data_loader.tokenizers.plain import ByteTokenizer, CharacterTokenizer, characters
+from data_loader.tokenizers.plain import CharacterTokenizer, characters
 from data_loader.tokenizers.plain import bytes as bytes_part
 from data_loader.tokenizers.saved import from_json, streamed, tokenizer_file
 from utils import UserError
@@ -88,12 +87,6 @@ def test_characters_of_several_byte_tokens_are_streamed_whole(text):
     pieces = list(streamed(tokenizer, tokenizer.encode(text)))
     assert "".join(pieces) == text
     assert all("\ufffd" not in piece for piece in pieces)
-
-
-def test_bytes_that_are_no_character_are_streamed_as_such_and_end():
-    ids = [255, 254, 0xE2, 0x82, 0xAC, 0xE2, 0x82]
-    assert "".join(streamed(ByteTokenizer(), ids)) == "\ufffd\ufffd€\ufffd"
-    assert list(streamed(ByteTokenizer(), [])) == []
 
 
 def test_an_unknown_character_is_named_with_its_place():
@@ -179,22 +172,6 @@ def test_bpe_without_its_package_says_what_to_install(monkeypatch):
         bpe()
 
 
-def test_arguments_of_bpe_that_would_be_ignored_are_refused():
-    pytest.importorskip("tokenizers", reason="optional")
-    for arguments in ({"vocab_size": 300}, {"min_frequency": 3}):
-        with pytest.raises(ValueError, match=r": the tokenizer in `file` is trained already"):
-            bpe(file="tokenizer.json", **arguments)
-    with pytest.raises(ValueError, match=r"pattern: belongs to a \.tiktoken `file`"):
-        bpe(pattern=".")
-
-
-def test_a_text_with_too_few_pairs_for_the_vocabulary_is_logged(caplog):
-    pytest.importorskip("tokenizers", reason="optional")
-    caplog.set_level("INFO", "main")
-    assert bpe(vocab_size=300).train(["abcabcabc"]).vocab_size == 260  # ab, abc, abcabc
-    assert "only 260 tokens, not 300: no other pair occurs 2 times" in caplog.text
-
-
 # Documents.
 
 
@@ -212,27 +189,6 @@ def test_documents_are_drawn_into_sets_and_a_single_one_is_cut_at_lines():
     assert all(part[0].text.endswith("\n") for part in sets.values())
     with pytest.raises(UserError, match=r"a\.txt: 2 documents are too few"):
         divided(documents(["a", "b"]), {"val": 0.5, "test": 0.5}, 0)
-
-
-def test_empty_documents_are_left_out(tmp_path):
-    assert [d.text for d in documents(["", "a", " \n", "b", "\n"])] == ["a", "b"]
-    verses = documents_of("b.txt", "one\n\n\n\ntwo\nthree\n", "\n\n")
-    assert [(d.text, d.name) for d in verses] == [
-        ("one", "b.txt: document from line 1"),
-        ("two\nthree\n", "b.txt: document from line 5"),
-    ]
-    for empty in ("", "\n\n", "<|endoftext|>\n<|endoftext|>\n"):
-        (tmp_path / "a.txt").write_text(empty)
-        with pytest.raises(UserError, match=r"a\.txt: holds no text"):
-            text(str(tmp_path / "a.txt"), length=8)
-
-
-def test_the_line_of_an_unknown_character_is_that_of_its_document():
-    lines = "".join(f"line {i}\n" for i in range(300_000))
-    tokenizer = characters(alphabet=" \nlie0123456789n")
-    [document] = documents_of("big.txt", lines + "Z\n")
-    with pytest.raises(UserError, match=r"big\.txt: line 300001, column 1: the character 'Z'"):
-        encoded(tokenizer, [document], several=False)
 
 
 def test_a_byte_that_is_not_utf8_is_named_with_its_place(tmp_path):
@@ -334,19 +290,6 @@ def test_a_folder_of_texts_is_divided_by_files(tmp_path):
     assert data.bytes_per_token == pytest.approx(size / (size + ends))
 
 
-def test_the_documents_of_a_jsonl_file_are_those_of_a_folder(tmp_path):
-    texts = [document.text for document in written(2, 10)]
-    (tmp_path / "texts").mkdir()
-    for i, one in enumerate(texts):
-        (tmp_path / "texts" / f"{i}.txt").write_text(one)
-    path = tmp_path / "all.jsonl"
-    path.write_text("".join(json.dumps({"n": i, "body": t}) + "\n" for i, t in enumerate(texts)))
-    one, other = text(str(path), length=8, field="body"), text(str(tmp_path / "texts"), length=8)
-    for name in ("train", "val"):
-        assert texts_of(one, name) == texts_of(other, name)
-    assert one.bytes_per_token == other.bytes_per_token
-
-
 def test_sets_may_have_files_of_their_own_and_documents_may_be_kept_apart(tmp_path):
     (tmp_path / "a.txt").write_text("one two\n---\nthree four five\n---\nsix")
     (tmp_path / "b.txt").write_text("seven eight")
@@ -392,19 +335,6 @@ def test_slow_work_is_kept_and_found_again_until_the_text_changes(tmp_path, monk
         text(str(path), length=8)
 
 
-def test_the_tokens_of_a_users_own_tokenizer_are_not_kept(tmp_path, monkeypatch, cache):
-    """Its code may change, although its to_json stays the same."""
-    monkeypatch.setattr("data_loader.text.SLOW", -1)
-    (tmp_path / "a.txt").write_text("some words\n" * 30)
-
-    class Own(type(characters("ab"))):
-        pass
-
-    own = Own("".join(sorted(set("some words\n"))))
-    text(str(tmp_path / "a.txt"), length=8, tokenizer=own)
-    assert not cache.exists() or not list(cache.iterdir())
-
-
 def test_a_tokenizer_is_trained_on_the_training_set_alone():
     """But `characters` on all sets, so that it knows all their characters."""
     seen = []
@@ -433,7 +363,3 @@ def test_the_stories_are_drawn_from_the_seed_and_agree_with_themselves():
     data = stories(count=60, length=32)
     assert texts_of(data, "val").count("|") == 6
     assert data.vocab_size < 70 and 0.99 < data.bytes_per_token < 1
-
-
-def test_json_of_a_tokenizer_is_plain():
-    assert json.loads(characters("ab").to_json()) == {"type": "characters", "alphabet": "ab"}

@@ -10,11 +10,10 @@ import pytest
 from data_loader import tokenize
 from data_loader.base import Tokenizer, loaded
 from data_loader.stories import written
-from data_loader.text import parts_of, text
+from data_loader.text import text
 from data_loader.tokenizers.saved import tokenizer_file
 from data_loader.tokens import tokens
 from tests.processes import ROOT
-from utils import UserError
 
 
 @pytest.fixture
@@ -108,16 +107,6 @@ def test_a_single_document_is_cut_as_text_cuts_it(folder):
         np.testing.assert_array_equal(arrays(prepared[key]), arrays(dataset))
 
 
-def test_a_bpe_of_a_single_document_is_trained_on_its_part_for_training(folder):
-    pytest.importorskip("tokenizers", reason="optional")
-    lines = "".join(f"line {i} of many lines\n" for i in range(300))
-    (folder / "one.txt").write_text(lines + 60 * "zzyzx qqq\n")  # only in the validation part
-    run("one.txt", "--out", "out", "--tokenizer", "bpe", "--vocab-size", "300")
-    part = part_of({"name": "bpe", "args": {"vocab_size": 300}})
-    at_once = text("one.txt", length=8, tokenizer=part)
-    assert (folder / "out" / "tokenizer.json").read_text() == at_once.tokenizer.to_json()
-
-
 class Killed(BaseException):
     """Stands for a signal that ends the process."""
 
@@ -146,28 +135,6 @@ def test_a_command_that_was_killed_continues_to_the_same_files(folder, monkeypat
     for file in ("train.bin", "val.bin", "tokens.json", "tokenizer.json"):
         assert (folder / "out" / file).read_bytes() == (folder / "whole" / file).read_bytes()
     assert not list((folder / "out").glob(".parts-*"))
-
-
-def test_what_a_killed_command_left_to_delete_is_not_used(folder, monkeypatch):
-    """The kill comes when the parts are being deleted."""
-    delete = tokenize.shutil.rmtree
-
-    def killed(path):
-        (path / "3.npz").unlink()
-        (path / "tokenizer.json").unlink()
-        raise Killed
-
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(tokenize.shutil, "rmtree", killed)
-        run("texts", "--out", "out", "--tokenizer", "characters")
-    assert tokenize.shutil.rmtree is delete
-    run("texts", "--out", "whole", "--tokenizer", "characters")
-    run("texts", "--out", "out", "--tokenizer", "characters")
-    for file in ("train.bin", "val.bin", "tokens.json", "tokenizer.json"):
-        assert (folder / "out" / file).read_bytes() == (folder / "whole" / file).read_bytes()
-    assert {path.name for path in (folder / "out").iterdir()} == {
-        "train.bin", "val.bin", "tokens.json", "tokenizer.json"
-    }  # fmt: skip
 
 
 def test_sets_that_another_tokenizer_made_do_not_stay(folder):
@@ -207,70 +174,10 @@ def test_parts_of_another_preparation_are_not_used(folder, monkeypatch, change):
     assert not list((folder / "out").glob(".parts-*"))
 
 
-def test_a_mistake_leaves_nothing_that_stops_the_corrected_command(folder):
-    (folder / "texts" / "bad.txt").write_bytes(b"\xff")
-    run("texts", "--out", "out", code=2)
-    (folder / "texts" / "bad.txt").unlink()
-    run("texts", "--out", "out")
-    run("texts", "--out", "whole")
-    assert (folder / "out/train.bin").read_bytes() == (folder / "whole/train.bin").read_bytes()
-    assert not list((folder / "out").glob(".parts-*"))
-
-
-def test_a_folder_of_tokens_is_no_file_of_them(folder):
-    run("texts", "--out", "out", "--test-size", "0.2")
-    with pytest.raises(UserError, match=r"^out: is a folder; name .* as out/train\.bin$"):
-        tokens("out", length=8)
-    with pytest.raises(UserError, match=r"^texts: is a folder; name .* as texts/\*\.bin$"):
-        tokens("texts", length=8)
-
-
 # What must not be read as text.
 
 
-@pytest.mark.parametrize("out", ["texts", "texts/tokens", "texts/../texts/a/b"])
-def test_results_are_not_written_where_the_next_command_would_read_them(folder, capsys, out):
-    before = sorted((folder / "texts").iterdir())
-    run("texts", "--out", out, code=2)
-    assert f"--out: {out} is in texts, whose files are all read" in capsys.readouterr().err
-    assert sorted((folder / "texts").iterdir()) == before
-
-
-@pytest.mark.parametrize("name", ["texts", "texts/**"])
-def test_prepared_tokens_are_not_read_as_text(folder, monkeypatch, capsys, name):
-    """Neither finished ones nor parts of them, by the command nor by `text`."""
-    run("texts/*.txt", "--out", "texts")
-    run("texts/*.txt", "--out", "again")  # a pattern may leave them out
-    run(name, "--out", "out", code=2)
-    assert "belongs to prepared tokens, and is not text" in capsys.readouterr().err
-    with pytest.raises(UserError, match=r"texts/tokens\.json: belongs to prepared tokens"):
-        text(name, length=8)
-    for file in ("train.bin", "val.bin", "tokens.json"):
-        (folder / "texts" / file).unlink()
-    (folder / "texts" / "tokenizer.json").unlink()
-    killed_after_one_part(monkeypatch, "texts/*.txt", "--out", "texts")
-    assert text(name, length=8).sizes == text("texts/*.txt", length=8).sizes  # parts are hidden
-
-
 # Files of Windows.
-
-
-def test_files_with_the_line_breaks_of_windows_have_the_same_tokens(folder, capsys):
-    lines = [f"document {i:02}\nof two lines, which are long enough" for i in range(90)]
-    (folder / "unix.txt").write_bytes("\n\n".join(lines).encode())
-    (folder / "windows.txt").write_bytes("\n\n".join(lines).replace("\n", "\r\n").encode())
-    run("unix.txt", "--out", "unix", "--separator", "\n\n")
-    run("windows.txt", "--out", "windows", "--separator", "\n\n")
-    for file in ("train.bin", "val.bin", "tokens.json"):
-        assert (folder / "windows" / file).read_bytes() == (folder / "unix" / file).read_bytes()
-    about = json.loads((folder / "unix" / "tokens.json").read_text())
-    assert about["tokens"]["val"] == 9 * (len(lines[0]) + 1)
-    assert len(parts_of("windows.txt", "\n\n")) == len(parts_of("unix.txt", "\n\n")) > 1
-    for separator in ("\n\n", "\r\n\r\n"):
-        data = text("windows.txt", length=8, separator=separator)
-        expected = text("unix.txt", length=8, separator="\n\n")
-        for key, dataset in loaded(data).items():
-            np.testing.assert_array_equal(arrays(dataset), arrays(loaded(expected)[key]))
 
 
 def test_a_separator_that_is_nowhere_in_the_text_is_logged(folder, capsys, caplog):

@@ -62,13 +62,6 @@ def test_batches_equal_those_of_arrays(shards, memory_mb):
         np.testing.assert_array_equal(y, expected_y.astype(np.int32), strict=True)
 
 
-@pytest.mark.slow
-def test_worker_processes_read_the_same(shards):
-    data = webdataset(shards, num_classes=10, color="gray", workers=2, memory_mb=0)
-    read = list(batches(data.load()["train"], np.arange(60).reshape(4, 15)))
-    np.testing.assert_array_equal(np.concatenate([x for x, _ in read]), X)
-
-
 @pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_names_of_every_kind_and_other_members(tmp_path, format):
     long = "ä/" * 90 + "photo"

@@ -178,27 +178,6 @@ def test_what_tokenize_says_of_its_files_is_used(tmp_path):
     assert (x["segments"] == 1 + np.cumsum(np.r_[0, x["tokens"][:-1] == end])).all()
 
 
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        ("{}", r"tokens\.json: needs 'dtype'"),
-        ("[" * 20_000 + "]" * 20_000, "it is nested more than 64 levels deep"),
-        ('{"a":' * 500 + "1" + "}" * 500, "it is nested more than 64 levels deep"),
-        (json.dumps(ABOUT | {"dtype": "int64"}), r'tokens\.json\.dtype: found "int64"'),
-        (json.dumps(ABOUT | {"vocab_size": 2.5}), r"tokens\.json\.vocab_size: must be an integer"),
-        (json.dumps(ABOUT | {"end_of_text": True}), r"tokens\.json\.end_of_text: must be"),
-        (json.dumps(ABOUT | {"bytes_per_token": -1}), r"tokens\.json\.bytes_per_token: must be"),
-        ("[1, 2]", r"tokens\.json: must be an object"),
-    ],
-)
-def test_a_tokens_json_of_another_form_is_an_error(tmp_path, content, why):
-    path = write(tmp_path / "train.bin", TOKENS)
-    (tmp_path / "tokens.json").write_text(content)
-    message = rf"tokens\.json: is not what data_loader\.tokenize writes \({why}"
-    with pytest.raises(UserError, match=message):
-        tokens(path, length=16)
-
-
 WIDE, NARROW = TOKENS.astype("<u4"), TOKENS
 
 
@@ -227,11 +206,6 @@ def test_a_file_of_another_type_or_size_is_an_error(tmp_path, content, arguments
     (tmp_path / "a.bin").write_bytes(content)
     with pytest.raises(UserError, match=message):
         tokens(str(tmp_path / "a.bin"), **{"length": 16, "vocab_size": 997} | arguments)
-
-
-def test_one_window_and_the_token_after_it_are_enough(tmp_path):
-    data = tokens(write(tmp_path / "a.bin", TOKENS[:17]), length=16, vocab_size=997)
-    assert len(loaded(data)["train"]) == 1
 
 
 def test_a_token_outside_the_vocabulary_in_the_middle_of_a_file_is_named_when_it_is_read(tmp_path):

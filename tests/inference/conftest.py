@@ -14,23 +14,11 @@ from data_loader.digits import digits
 from inference import convert_tflite, predict
 from model.convnext import convnext
 from tests.inference.made import linear_model
-from tests.processes import run
+from tests.processes import TWO_EPOCHS, run
 from tests.training.browser import browser
 from utils import named_leaves
 
-CONFIG = {
-    "title": "Small",
-    "model": {"name": "mlp", "args": {"dims": [16]}},
-    "data": {"name": "digits", "args": {"train_size": 640, "test_size": 100}},
-    "loader": {"batch_size": 64},
-    "preprocess": ["to_unit"],
-    "loss": "cross_entropy",
-    "metrics": ["accuracy"],
-    "optimizer": {"name": "adamw", "args": {"lr": 0.01}},
-    "training": {"epochs": 2},
-    "checkpoint": {"monitor": "test_loss"},
-    "logging": {"report": False},
-}
+CONFIG = TWO_EPOCHS | {"logging": {"report": False}}
 MODELS = """
 import jax, jax.numpy as jnp
 from model.base import Model

@@ -1,6 +1,5 @@
 """Calls in a child process: results, errors, a process that ends, and Ctrl-C."""
 
-import operator
 import os
 import signal
 import threading
@@ -24,29 +23,6 @@ def test_a_call_returns_what_the_function_returns(child):
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     np.testing.assert_array_equal(child.call("adding", np.add, array, array), 2 * array)
     assert child.call("asking for its number", os.getpid) != os.getpid()
-
-
-def test_a_process_is_prepared_whenever_it_starts():
-    with Child(say_why_and_abort) as child:
-        for _ in range(2):
-            with pytest.raises(Crash, match="adding ended its process: Aborted"):
-                child.call("adding", sum, [1, 2])
-
-
-def test_a_process_keeps_the_latest_object_until_a_call_without_it(child):
-    first = child.keep("making a list", list, "ab")
-    assert child.call("reading it", operator.getitem, first, 1) == "b"
-    child.call("changing it", list.append, first, "c")
-    assert child.call("counting", len, first) == 3
-    second = child.keep("making a set", set, "aab")
-    assert child.call("counting", len, second) == 2
-    with pytest.raises(RuntimeError, match="KeyError"):
-        child.call("counting", len, first)
-    assert child.call("something else", len, "abc") == 3
-    with pytest.raises(RuntimeError, match="KeyError"):  # its memory is free again
-        child.call("counting", len, second)
-    with pytest.raises(RuntimeError, match="'x'"):
-        child.keep("failing", int, "x")
 
 
 @pytest.mark.parametrize("kind", [UserError, RunError, ValueError])

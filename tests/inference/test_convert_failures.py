@@ -2,10 +2,6 @@
 
 import json
 import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +11,6 @@ from inference.child import Child
 from inference.runtimes import open_model
 from tests.inference.conftest import output_folder, read_report
 from tests.inference.crashes import open_unless_tflite
-from tests.processes import ROOT
 from utils import RunError
 
 ONNX = ("--name", "small", "--formats", "onnx")
@@ -46,21 +41,6 @@ def test_force_keeps_files_that_the_export_did_not_write(convert, tmp_path):
     code, printed = convert("--name", "small", "--formats", "tflite", "--force")
     assert code == 0 and "Removed with the earlier export: small.onnx" in printed
     assert (tmp_path / "out" / "small" / "notes.txt").read_text() == "precious"
-
-
-def test_a_folder_created_during_the_export_is_not_replaced(convert, tmp_path, monkeypatch):
-    thesis = tmp_path / "out" / "small" / "thesis.txt"
-
-    def create_folder_first(self, stem):
-        thesis.parent.mkdir()
-        thesis.write_text("precious")
-        return reports(self, stem)
-
-    reports = exporter.Exporter.reports
-    monkeypatch.setattr(exporter.Exporter, "reports", create_folder_first)
-    code, printed = convert(*ONNX)
-    assert code == 2 and "is not an export" in printed
-    assert output_folder(tmp_path) == ["small"] and thesis.read_text() == "precious"
 
 
 def test_the_folder_of_a_killed_process_is_removed(convert, tmp_path):
@@ -101,21 +81,6 @@ def write_export(folder):
     (folder / "small.tflite").write_text("a model")
     (folder / "verification.json").write_text('{"files": ["small.tflite", "verification.json"]}')
     (folder / "notes.txt").write_text("precious")
-
-
-def test_an_interrupt_while_an_export_is_replaced_leaves_it(convert, tmp_path, monkeypatch):
-    def interrupted(path, target):
-        if path.suffix == ".tmp":
-            raise KeyboardInterrupt
-        return rename(path, target)
-
-    write_export(tmp_path / "out" / "small")
-    rename = Path.rename
-    monkeypatch.setattr(Path, "rename", interrupted)
-    code, printed = convert(*ONNX, "--force")
-    assert code == 130 and printed.strip().endswith("Stopped; nothing was written")
-    assert output_folder(tmp_path) == ["small"]
-    assert (tmp_path / "out" / "small" / "notes.txt").exists()
 
 
 @pytest.mark.parametrize(
@@ -218,22 +183,6 @@ def test_an_interrupt_leaves_nothing_behind(convert, tmp_path, monkeypatch):
     assert output_folder(tmp_path) == []
 
 
-def test_an_interrupt_that_a_package_swallows_stops_the_export(
-    convert, ctrl_c, tmp_path, monkeypatch
-):
-    def deaf(self, format, path):
-        try:
-            ctrl_c()
-        except BaseException as error:
-            raise RuntimeError("internal error") from error
-
-    monkeypatch.setattr(exporter.Exporter, "native", deaf)
-    before = signal.getsignal(signal.SIGINT)
-    code, printed = convert(*ONNX)
-    assert code == 130 and printed.strip().endswith("Stopped; nothing was written")
-    assert output_folder(tmp_path) == [] and signal.getsignal(signal.SIGINT) is before
-
-
 def wrong_numbers(self, path):
     weights = self.traced.weights
     traced = self.traced._replace(weights=weights | {"head/bias": weights["head/bias"] + 1})
@@ -271,19 +220,6 @@ def test_if_the_native_route_fails_in_any_way_the_other_is_tried(
         code, printed = convert(*ONNX, *options, "--force")
         assert code == 1 and message in printed and "trying" not in printed
         assert "Traceback" not in printed
-
-
-def test_if_both_routes_fail_the_message_has_both_reasons(convert, tmp_path, monkeypatch):
-    def fail(self, format, path):
-        raise RunError("no such conversion")
-
-    monkeypatch.setattr(exporter.Exporter, "native", lambda self, format, path: crash(self, path))
-    monkeypatch.setattr(exporter.Exporter, "by_jax2tf", fail)
-    folder = tmp_path / "new" / "folder"
-    code, printed = convert(*ONNX, "--out", folder)
-    crashed = "onnx: measuring samples ended its process: Aborted"
-    assert code == 1 and f"{crashed}; by jax2tf: no such conversion" in printed
-    assert not folder.parent.exists()
 
 
 @pytest.mark.slow
@@ -365,35 +301,3 @@ def test_missing_packages_are_named(convert, tmp_path, monkeypatch):
 def test_an_exclude_that_cannot_be_followed_is_refused(convert, arguments, message):
     code, printed = convert("--formats", "onnx", *arguments)
     assert code == 2 and printed.splitlines()[-1].startswith(message), printed
-
-
-SLOW_IMPORT = """
-import os, signal, sys, time, traceback
-
-class Finder:
-    def find_spec(name, *_):
-        if name == "jax":
-            try:
-                os.kill(os.getpid(), signal.SIGINT)
-                time.sleep(5)
-            except KeyboardInterrupt:  # as C code of a package shows an exception in a callback
-                traceback.print_exc()
-
-signal.signal(signal.SIGINT, signal.default_int_handler)
-sys.meta_path.insert(0, Finder)
-from inference import {command}
-sys.exit({command}.main({arguments}))
-"""
-
-
-@pytest.mark.parametrize(
-    ("command", "arguments", "message"),
-    [
-        ("convert_tflite", ["-w", "none.params"], "Stopped; nothing was written\n"),
-        ("predict", ["none.onnx", "none.npy"], "interrupted\n"),
-    ],
-)
-def test_an_interrupt_during_the_imports_is_one_line(command, arguments, message):
-    code = SLOW_IMPORT.format(command=command, arguments=arguments)
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (130, message)

@@ -38,7 +38,7 @@ def check_files(checkpoint, x, convert, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("cell", ["lstm", pytest.param("gru", marks=pytest.mark.torture)])
 def test_a_recurrent_network_is_exported_natively(sequences, cell, convert, tmp_path):
     args = {"cell": cell, "dim": 8, "depth": 2, "bidirectional": True}
     model = {"name": "rnn", "args": args}

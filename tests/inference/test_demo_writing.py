@@ -122,23 +122,6 @@ def test_a_text_ends_where_the_model_ends_it(chromium, little):
     assert text(chromium, "text") == "once" + new[:count]
 
 
-SLOW = """const read = Response.prototype.arrayBuffer;
-Response.prototype.arrayBuffer = async function () {
-  await new Promise((end) => setTimeout(end, 300));
-  return read.call(this);
-};"""
-
-
-def test_a_mistake_that_is_typed_while_the_model_is_loading_stays_named(chromium, little):
-    script = chromium.ask("Page.addScriptToEvaluateOnNewDocument", source=SLOW)
-    chromium.open(little[0]())
-    fill(chromium, prompt="once 5")
-    assert not text(chromium, "problem")
-    wait_for(lambda: text(chromium, "progress"), lambda progress: not progress)
-    assert "the model never saw the character “5”" in text(chromium, "problem")
-    chromium.ask("Page.removeScriptToEvaluateOnNewDocument", **script)
-
-
 def test_mistakes_of_the_form_are_named(chromium, little):
     chromium.open(little[0]())
     fill(chromium, prompt="once 5")
@@ -158,9 +141,3 @@ def test_mistakes_of_the_form_are_named(chromium, little):
     start(chromium)
     assert wait_for(lambda: text(chromium, "status"), bool)
     assert chromium.complaints() == []
-
-
-def test_tokens_that_the_tokenizer_does_not_have_are_never_drawn(chromium, little):
-    chromium.open(little[0](count=5))
-    written = chromium.js("write('abc', {tokens: 40, temperature: 5})")
-    assert len(written) == 43 and set(written[3:]) <= set(" abcd")

@@ -1,9 +1,5 @@
 """The jax2tf route: what it exports in both formats, and how it reports what it cannot convert."""
 
-import os
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +11,6 @@ from inference import packages
 from inference.fallback.convert import onnx_by_jax2tf, tflite_by_jax2tf
 from inference.runtimes import open_model
 from model.layers.linear import linear
-from tests.processes import ROOT
 from utils import UserError
 
 WRITERS = {"tflite": tflite_by_jax2tf, "onnx": onnx_by_jax2tf}
@@ -126,16 +121,6 @@ def test_an_op_that_cannot_be_converted_is_named_with_its_location(tmp_path):
     np.testing.assert_array_equal(open_model(path)({"input": x})["output"], gathers({}, x))
 
 
-def test_the_op_that_fails_is_named_instead_of_the_cast_before_it(tmp_path, capfd):
-    def ranks(weights, x):
-        return jnp.sort(x.astype(jnp.float8_e4m3fn)).astype(int)  # no file returns such numbers
-
-    for suffix, write in WRITERS.items():
-        with pytest.raises(UserError, match=r"cannot convert sort of float8_e4m3fn \(.*ranks\)\)"):
-            write(ranks, {}, example(4), 2, tmp_path / f"model.{suffix}")
-    assert capfd.readouterr() == ("", "")
-
-
 @pytest.mark.parametrize("suffix", WRITERS)
 def test_a_fourier_transform_becomes_a_product(suffix, tmp_path):
     def spectrum(weights, x):
@@ -156,34 +141,6 @@ def test_random_numbers_of_each_example_cannot_be_converted(tmp_path, capfd):
     with pytest.raises(UserError, match="the jax2tf route cannot convert"):
         tflite_by_jax2tf(lambda weights, x: jax.vmap(noisy)(x), {}, example(4), None, path)
     assert capfd.readouterr() == ("", "")
-
-
-def test_a_product_of_the_channels_of_a_single_pixel_is_exported(tmp_path):
-    """TFLite's converter fuses a product with the reshapes around it, and rejects the result."""
-
-    def function(weights, x):
-        return 2 * linear(weights, x.mean((1, 2), keepdims=True))
-
-    weights, x, path = {"weight": normal(4, 6)}, normal(1, 3, 2, 4), tmp_path / "model.tflite"
-    tflite_by_jax2tf(function, weights, example(3, 2, 4), 1, path)
-    output = open_model(path)({"input": x})["output"]
-    np.testing.assert_allclose(output, function(weights, x), rtol=1e-5, atol=1e-5)
-
-
-def test_what_a_package_writes_becomes_a_note_of_its_exception(capfd):
-    with pytest.raises(ValueError, match="wrong") as error, packages.quiet():
-        os.write(2, b"a hint from C++\n")
-        raise ValueError("wrong")
-    assert error.value.__notes__ == ["a hint from C++"]
-    assert capfd.readouterr() == ("", "")
-
-
-def test_a_crash_in_c_is_printed_with_its_line():
-    program = "from inference.packages import quiet\nimport os\nwith quiet():\n    os.abort()"
-    command = [sys.executable, "-c", program]
-    process = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert process.returncode != 0
-    assert "Fatal Python error: Aborted" in process.stderr and "line 4 in" in process.stderr
 
 
 def test_a_missing_package_is_named(monkeypatch, tmp_path):

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from model.airbench import airbench
-from model.base import Model
 from model.convnext import convnext
 from model.gan import gan
-from model.layers.conv import conv2d, conv2d_init
+from model.layers.conv import conv2d
 from model.layers.norm import layer_norm
 from model.mixer import mixer
 from model.mlp import mlp
@@ -103,20 +102,6 @@ def test_a_mixer_the_generator_of_a_gan_and_a_projected_encoder_equal_jax():
     exported_model(mixer((8, 8, 1), 10, dim=8, depth=2), images(8, 8, 1))
     exported_model(gan((8, 12, 1), latent=6, width=4), images(6))
     exported_model(projected((8, 8, 1), mlp((8, 8, 1), 6, dims=(8,)), 5, 4), images(8, 8, 1))
-
-
-def test_a_convolution_with_several_readers_keeps_its_weight():
-    """Only its scaled copy is folded; scaling it in place would change the first output."""
-
-    def init(key):
-        return conv2d_init(key, 2, 3, 3), {}
-
-    def apply(params, state, x, *, train=False, key=None):
-        y = conv2d(params, x)
-        return jnp.concatenate([y, y * 2 + 1, conv2d(params, x[:, ::-1])], -1), state
-
-    model_ops = ops(exported_model(Model(init, apply), images(5, 5, 2)))
-    assert model_ops["Conv"] == 2 and model_ops["Mul"] == 1
 
 
 def test_products_without_a_channel_axis_are_not_folded():

@@ -96,16 +96,6 @@ def test_floats_out_of_range_convert_to_integers_as_in_jax():
             assert_equal_to_jax(exported(function, {}, x), function, None, x)
 
 
-def test_the_angles_of_infinite_numbers_and_signed_zeros():
-    numbers = np.array([0.0, -0.0, 1, -2, np.inf, -np.inf, np.nan], np.float32)
-    x = np.stack(np.meshgrid(numbers, numbers), -1).reshape(-1, 2)
-
-    def function(_, x):
-        return jnp.arctan2(x[:, 0], x[:, 1])
-
-    assert_equal_to_jax(exported(function, {}, x), function, {}, x)
-
-
 def test_a_selection_of_positive_numbers_is_0_where_they_are_nan():
     def function(_, x):
         return jnp.where(x > 0, x, 0)
@@ -132,40 +122,12 @@ def test_division_of_int64():
         assert_close(outputs, {key: np.asarray(y) for key, y in function(None, x).items()})
 
 
-def test_the_extremes_of_uint32_and_int64():
-    """Numbers that differ in their lower 32 bits alone, with and without the highest of these."""
-    x = np.array([[0, 1, 2**31 - 1, 2**31, 2**31 + 5, 2**32 - 1], [2**32 - 1, 3, 5, 2**31, 7, 9]])
-
-    def function(_, x):
-        low, high, least = map(x.dtype.type, (3, 2**31 + 3, np.iinfo(x.dtype).min))
-        return {
-            "pairs": (jnp.maximum(x, x[:, ::-1]), jnp.minimum(x, x[:, ::-1])),
-            "clip": jnp.clip(x, low, high),
-            "rows": (x.max(1), x.min(1), x.max((0, 1)), jax.lax.cummax(x, axis=1)),
-            "windows": jax.lax.reduce_window(x, least, jax.lax.max, (1, 2), (1, 1), "VALID"),
-        }
-
-    with jax.enable_x64(True):
-        for numbers in (x.astype(np.uint32), x, x - 2**32):
-            assert_equal_to_jax(exported(function, {}, numbers), function, None, numbers)
-
-
 def test_the_order_of_uint64_is_refused():
     def function(_, x):
         return x < 5
 
     with jax.enable_x64(True), pytest.raises(Missing, match="lt of uint64"):
         exported(function, {}, np.array([[2**63]], np.uint64))
-
-
-def test_reduce_precision_of_numbers_out_of_range():
-    def function(_, x):
-        return jax.lax.reduce_precision(x, 5, 10)
-
-    special = [65519, 65520, np.nan, np.inf, -np.inf]
-    x = np.array([[1e-5, -1e-5, 6.2e-5, 1 + 2**-11, 1 + 3 * 2**-11, *special]], np.float32)
-    outputs = run(exported(function, {}, x), {"input": x})
-    np.testing.assert_array_equal(outputs["output"], jax.jit(function)(None, x))
 
 
 @pytest.mark.slow

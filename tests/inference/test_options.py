@@ -153,8 +153,15 @@ def test_every_model_that_has_such_options_is_tried():
     }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=pytest.mark.slow if name in ("convnext", "gpt") else pytest.mark.torture
+        )
+        for name in MODELS
+    ],
+)
 def test_models_with_every_pair_of_options(name, tmp_path):
     factory, x = find("model")[0][name], INPUTS.get(name, images(8, 8, 1))
     shape = (x["image"] if isinstance(x, dict) else x).shape[1:]

@@ -43,35 +43,3 @@ def test_the_op_of_the_page_can_be_added(tmp_path, monkeypatch):
         np.testing.assert_allclose(outputs["weight"], x + np.sin(alpha * x) ** 2 / alpha, atol=1e-6)
         np.testing.assert_allclose(outputs["number"], x + np.sin(0.5 * x) ** 2 / 0.5, atol=1e-6)
     assert open_model(tmp_path / "a.onnx").nodes() == 10
-
-
-def test_an_op_with_the_name_of_a_builtin_op_is_not_confused_with_it(tmp_path, monkeypatch):
-    from inference.lowering import onnx_ops
-
-    @op
-    def softmax(x, temperature=2.0):  # in a form that is not recognized as a softmax
-        y = jnp.exp(x / temperature)
-        return y / (y.sum(-1, keepdims=True) + 1e-9)
-
-    @op
-    def sort(x):  # also the name of a primitive
-        return -jnp.sort(-x, -1)
-
-    x = np.linspace(-3, 3, 24, dtype=np.float32).reshape(3, 8)
-    function = lambda _, x: {"softmax": softmax(x), "sort": sort(x)}  # noqa: E731
-    expected = function(None, x)
-    traced = trace(function, {}, jax.ShapeDtypeStruct((8,), np.float32))
-    write_onnx(traced, tmp_path / "inlined.onnx")
-    inlined = open_model(tmp_path / "inlined.onnx")
-    outputs = inlined({"input": x})
-    np.testing.assert_allclose(outputs["softmax"], expected["softmax"], atol=1e-6)
-    np.testing.assert_array_equal(outputs["sort"], expected["sort"])
-
-    def onnx_softmax(t, x, temperature):
-        return t.Softmax(t.Div(x, 2.0))
-
-    monkeypatch.setitem(onnx_ops.LAYERS, f"{__name__}.softmax", onnx_softmax)
-    write_onnx(traced, tmp_path / "whole.onnx")
-    whole = open_model(tmp_path / "whole.onnx")
-    assert whole.nodes() < inlined.nodes()
-    np.testing.assert_allclose(whole({"input": x})["softmax"], expected["softmax"], atol=1e-6)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from inference.load import Form, output_kind
+from inference.load import Form
 from inference.predictor import Predictor, image_shape, prepare_batch
 from tests.inference.conftest import CONFIG, DIGITS, read_report
 from tests.processes import run
@@ -260,22 +260,6 @@ def test_a_regression_checkpoint_returns_numbers(small, run_predict, drawn, tmp_
     assert columns == ["input", *(f"output_{i}" for i in range(10))]
     assert out.splitlines()[0].endswith(" ...")  # only eight of the ten are printed
     np.testing.assert_allclose(softmax(numbers), table("classes.csv")[1], atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("loss", "classes", "kind"),
-    [
-        ("cross_entropy", None, "logits"),
-        ({"name": "my_loss.focal", "args": {"gamma": 1}}, ["a", "b"], "logits"),
-        ("my_loss.focal", None, "numbers"),
-        ("binary_cross_entropy", ["a", "b"], "numbers"),
-        (None, ["a", "b"], "numbers"),
-    ],
-)
-def test_outputs_with_an_own_loss_are_of_classes_if_these_have_names(loss, classes, kind):
-    assert output_kind({"loss": loss}, Form(), classes) == kind
-    of_softmax = "numbers" if kind == "numbers" else "probabilities"
-    assert output_kind({"loss": loss}, Form(softmax=True), classes) == of_softmax
 
 
 def test_class_names_come_from_the_report_of_an_export(linear, run_predict, tmp_path):

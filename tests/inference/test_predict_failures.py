@@ -91,25 +91,6 @@ def test_unsuitable_arrays_are_refused(linear, run_predict, tmp_path, arrays, me
     assert code == 2 and message in err and not out, err
 
 
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        (lambda _: 1 / 0, "linear.onnx: fails on some.npy[0] to some.npy[1]: division by zero\n"),
-        (
-            lambda _: {"mean": np.zeros(())},
-            "linear.onnx: for 2 inputs, mean has the shape []; it must have one row per input\n",
-        ),
-    ],
-)
-def test_a_model_that_fails_or_returns_no_rows_is_reported(
-    linear, run_predict, monkeypatch, model, message
-):
-    inputs = {"x": ((4,), np.dtype("float32"))}
-    opened = predictor.Predictor(model, inputs, None, (), predictor.NHWC, "numbers", [])
-    monkeypatch.setattr(predictor, "open_predictor", lambda _: opened)
-    assert run_predict("linear.onnx", "some.npy")[2] == message
-
-
 def test_an_interrupt_prints_one_line(linear, run_predict, tmp_path, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt

@@ -189,50 +189,6 @@ def test_positions_become_small_and_what_stays_in_float32_is_known(precision, tm
     assert 0 < np.abs(found - expected["y"]).max() < 0.06 * np.abs(expected["y"]).max()
 
 
-def test_constants_that_are_no_weights_stay_in_float32(tmp_path):
-    """In 8 bits, positions and masks would become others."""
-    places = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
-
-    def function(w, x):
-        return {"y": jnp.tanh(x @ w["params"]["a"])[:, None] * 0 + places}
-
-    weights, x = {"a": images_of(64)}, images_of(3)[:, :64]
-    source, _ = written(function, weights, x, tmp_path / "float32.onnx")
-    quantize_onnx(source, tmp_path / "small.onnx", "dynamic")
-    assert 64 * 64 in quantized_sizes(onnx.load(tmp_path / "small.onnx"))
-    found = open_model(tmp_path / "small.onnx")({"input": x})["y"]
-    np.testing.assert_array_equal(found[0], places)
-
-
-def images_of(rows):
-    return random.normal(size=(rows, 64)).astype(np.float32)
-
-
-def search(w, x):
-    """A loop under vmap, the largest numbers, and writes to positions."""
-    w = w["params"]
-
-    def one(x):
-        halved = jax.lax.while_loop(
-            lambda y: jnp.abs(y).max() > 1, lambda y: jnp.tanh(y @ w["a"]), x
-        )
-        best, at = jax.lax.top_k(halved, 3)
-        return halved.at[at].set(best * 2), best
-
-    return dict(zip("yz", jax.vmap(one)(x), strict=True))
-
-
-@pytest.mark.parametrize("precision", ["float16", "dynamic", "int8"])
-def test_loops_top_k_and_scatter_are_quantized(precision, tmp_path):
-    weights = {"a": (np.eye(64) * 0.7).astype(np.float32)}
-    x = (3 * random.normal(size=(3, 64))).astype(np.float32)
-    source, expected = written(search, weights, x, tmp_path / "float32.onnx")
-    samples = [{"input": x[:1]}]
-    quantize_onnx(source, tmp_path / "small.onnx", precision, samples)
-    outputs = open_model(tmp_path / "small.onnx")({"input": x})
-    np.testing.assert_allclose(np.sort(outputs["z"]), np.sort(expected["z"]), atol=0.02)
-
-
 def test_excluded_weights_stay_in_float32(source, tmp_path):
     for precision in ("float16", "dynamic", "int8"):
         path = tmp_path / f"{precision}.onnx"

@@ -1,6 +1,5 @@
 """Formulas of JAX, Flax, Equinox and users are exported as the ops that the format has for them."""
 
-import tracemalloc
 from collections import Counter
 
 import flax.linen as nn
@@ -10,12 +9,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from inference.lowering.recognize import Recognition
 from inference.lowering.trace import trace
 from inference.runtimes import open_model
 from inference.to_tflite import write_tflite
 from tests.inference.models import example, images
-from tests.inference.onnx_runtime import assert_equal_to_jax, exported, run
+from tests.inference.onnx_runtime import assert_equal_to_jax, exported
 
 
 def ops(function, x, weights=None, opset=20):
@@ -158,16 +156,6 @@ def test_in_bfloat16_a_function_close_to_gelu_is_not_recognized():
     assert "Gelu" not in {node.op_type for node in exported(function, {}, images(5, 8)).graph.node}
 
 
-def test_a_group_norm_of_a_large_image_takes_little_memory():
-    module = nn.GroupNorm(num_groups=32)
-    function, weights = learned(module, np.zeros((1, 4, 4, 320), np.float32))
-    tracemalloc.start()
-    traced = trace(function, weights, example(np.zeros((1, 64, 64, 320), np.float32)))
-    assert tracemalloc.get_traced_memory()[1] < 50e6
-    tracemalloc.stop()
-    assert [eqn.primitive.name for eqn in traced.jaxpr.jaxpr.eqns] == ["marked"]
-
-
 def learned(module, x, **kwargs):
     """(function, weights) of a Flax module with random weights."""
     random = np.random.default_rng(0)
@@ -297,68 +285,9 @@ def test_formulas_within_loops_and_branches_and_with_a_shared_part():
     assert Counter(node.op_type for node in proto.graph.node)["LayerNormalization"] == 1
 
 
-def test_formulas_of_what_changes_in_a_while_loop():
-    def function(_, x):
-        def step(carry):
-            i, y = carry
-            return i + 1, jax.nn.gelu(y, approximate=False)
-
-        return jax.lax.while_loop(lambda carry: carry[0] < x.sum(), step, (0.0, jnp.ones((2, 3))))
-
-    x = images(5, count=3)
-    proto = exported(function, {}, x, batch=3)
-    assert_equal_to_jax(proto, function, {}, x)
-    assert "Gelu" in str(proto.graph.node)
-
-
-@pytest.mark.slow
-def test_models_in_bfloat16():
-    """They are computed in float32 in ONNX Runtime."""
-
-    def function(_, x):
-        x = x.astype(jnp.bfloat16)
-        y = jax.nn.gelu(x, approximate=False) + jax.nn.softmax(x)
-        return self_attention(y).astype(float)
-
-    proto = exported(function, {}, HEADS)
-    found = Counter(node.op_type for node in proto.graph.node)
-    assert (found["Gelu"], found["Softmax"], found["ReduceMax"]) == (1, 2, 0)
-    difference = run(proto, {"input": HEADS})["output"] - np.asarray(function(None, HEADS))
-    assert np.abs(difference).max() < 0.05
-
-
 def test_a_model_of_flax_in_bfloat16():
     x = images(5, 8)
     module = nn.Sequential([nn.LayerNorm(dtype=jnp.bfloat16), nn.Dense(4, dtype=jnp.bfloat16)])
     function, weights = learned(module, x)
     proto = exported(function, weights, x)
     assert "LayerNormalization" in {node.op_type for node in proto.graph.node}
-
-
-def test_formulas_of_scalars_and_rows():
-    """A cosine of two matrices has the primitives of a normalization, but no channels."""
-
-    def function(weights, x):
-        def cosine(a, b):
-            return jnp.dot(a.ravel(), b.ravel()) / jnp.sqrt((a * a).sum() * (b * b).sum())
-
-        a, b = x[0], x[1]
-        rows = jax.vmap(cosine)(a.reshape(2, -1), b.reshape(2, -1))
-        learned = (x.mean() - weights["params"]["mean"]) * weights["params"]["scale"]
-        return {"scalar": cosine(a, b), "row": rows, "learned": learned}
-
-    x = images(4, 6)
-    weights = {"params": {"mean": np.float32(2), "scale": np.float32(3)}, "state": {}}
-    proto = exported(function, weights, x, batch=len(x))
-    assert_equal_to_jax(proto, function, weights, x)
-
-
-def test_an_error_while_comparing_formulas_is_a_warning(monkeypatch):
-    def fail(*args):
-        raise IndexError("tuple index out of range")
-
-    monkeypatch.setattr(Recognition, "found", fail)
-    x = images(5, 8)
-    with pytest.warns(UserWarning, match=r"not recognized: .*test_recognize.py:\d+.*: IndexError"):
-        found = ops(lambda _, x: jax.nn.softmax(x, axis=1), x)
-    assert found["ReduceMax"] and not found["Softmax"]

@@ -1,6 +1,5 @@
 """Tracing for export: names of outputs, precision, and errors for models that cannot be traced."""
 
-import time
 from pathlib import Path
 
 import jax
@@ -11,8 +10,6 @@ import pytest
 from inference.lowering.compared import equal_sizes
 from inference.lowering.onnx_ops import PRIMITIVES
 from inference.lowering.trace import trace
-from inference.packages import quiet
-from inference.progress import Progress
 from inference.runtimes import open_model
 from inference.sizes import free_axes, free_shapes, parse_free
 from inference.to_onnx import write_onnx
@@ -127,11 +124,3 @@ def test_what_a_table_cannot_convert_is_named_with_the_line_of_the_user(
     with pytest.raises(UserError, match=f"cannot convert .*; {fix}$") as error:
         write_onnx(traced, tmp_path / "a.onnx")
     assert line_of("a wave") in str(error.value) and "InconclusiveDimension" in str(error.value)
-
-
-def test_a_long_export_says_what_it_does(capfd):
-    with Progress(pause=0.05) as progress, quiet():  # packages are silent, but not this
-        progress("writing a file")
-        time.sleep(0.3)
-    lines = capfd.readouterr().err.splitlines()
-    assert len(lines) >= 2 and lines[-1] == "0 s: writing a file"

@@ -83,15 +83,6 @@ def test_a_text_continues_when_the_context_is_full(llama):
     np.testing.assert_array_equal(found, expected[:20])
 
 
-@pytest.mark.slow
-def test_a_text_does_not_depend_on_others_that_fill_their_context_earlier(llama):
-    prompts = [text(4, CONTEXT), text(1, 3), text(2, CONTEXT - 1)]
-    together = generate(*llama, prompts, CONTEXT + 9, GREEDY)
-    for prompt, found in zip(prompts, together, strict=True):
-        [alone] = generate(*llama, [prompt], CONTEXT + 9, GREEDY)
-        np.testing.assert_array_equal(found, alone)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1e-310, 1e-44, 1e-31, 1e-29])
 def test_a_temperature_near_0_draws_the_likeliest_token(temperature):
     logits = np.array([[1.0, 2.0, -3.0, 5.0, 4.0]], np.float32)

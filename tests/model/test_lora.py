@@ -47,41 +47,6 @@ def test_an_adapted_perceptron_computes_the_formula():
     np.testing.assert_allclose(model.apply(params, state, x)[0], y, rtol=1e-5, atol=1e-5)
 
 
-def test_the_length_of_each_column_is_trained_apart_from_its_direction():
-    model = lora(mlp((4,), 3, dims=(5,)), ("head/weight",), rank=2, dora=True)
-    params, state = model.init(jax.random.key(0))
-    plain = np.asarray(state["frozen"]["head/weight"])
-    lengths = np.linalg.norm(plain, axis=0, keepdims=True)
-    np.testing.assert_allclose(params["head/weight"]["length"], lengths, rtol=1e-6)
-    np.testing.assert_allclose(model.merge(params, state)[0]["head"]["weight"], plain, rtol=1e-6)
-    params, state = drawn(model)
-
-    def weight(params):
-        return model.merge(params, state)[0]["head"]["weight"]
-
-    w, own = state["frozen"]["head/weight"], params["head/weight"]
-    summed = w + own["a"] @ own["b"]
-    size = np.linalg.norm(summed, axis=0)
-    np.testing.assert_allclose(weight(params), own["length"] * summed / size, rtol=1e-5)
-    g = rng.normal(size=w.shape).astype(np.float32)
-    grads = jax.grad(lambda params: jnp.sum(g * weight(params)))(params)["head/weight"]
-    # The size is a constant in the gradients of the factors.
-    np.testing.assert_allclose(
-        grads["b"], own["a"].T @ (g * own["length"] / size), rtol=1e-4, atol=1e-4
-    )
-    by_hand = (g * summed / size).sum(0, keepdims=True)
-    np.testing.assert_allclose(grads["length"], by_hand, rtol=1e-4, atol=1e-4)
-
-
-def test_rank_stabilized_factors_count_more():
-    base = mlp((4,), 16, dims=(16,))
-    models = [lora(base, ("head/weight",), rank=16, rank_stabilized=on) for on in (False, True)]
-    params, state = drawn(models[0])
-    plain = np.asarray(state["frozen"]["head/weight"])
-    small, large = (model.merge(params, state)[0]["head"]["weight"] - plain for model in models)
-    np.testing.assert_allclose(large, 4 * small, atol=1e-5)
-
-
 MODELS = {
     "gpt": (gpt((8,), 32, dim=16, depth=2, heads=2), (ATTENTION, "tokens/weight")),
     "convnext": (convnext((8, 8, 1), 3, dims=(4, 8), depths=(1, 1)), (".*/weight",)),

@@ -156,8 +156,6 @@ def test_dropout_depends_on_the_key_in_training_only(model, shape):
     "factory, arguments, message",
     [
         (convnext, {"dims": ()}, r"dims: needs at least one width, got \(\)"),
-        (convnext, {"dims": (8, 0)}, "dims.1: must be at least 1, got 0"),
-        (convnext, {"kernel": 0}, "kernel: must be at least 1, got 0"),
         (
             convnext,
             {"input_shape": (28, 28)},
@@ -170,31 +168,19 @@ def test_dropout_depends_on_the_key_in_training_only(model, shape):
         ),
         (rnn, {}, r"input_shape: needs \(steps, features\), got \(28, 28, 1\)"),
         (rnn, {"vocab_size": 9}, r"input_shape: needs \(steps,\) of tokens, got \(28, 28, 1\)"),
-        (rnn, {"cell": "rnn"}, 'cell: found "rnn"; allowed: "lstm", "gru"'),
         (mlp, {"dims": ()}, "dims: needs at least one width"),
-        (mobilenet, {"width": 0}, "width: must be a finite number above 0, got 0"),
-        (mobilenet, {"size": "tiny"}, 'size: found "tiny"; allowed: "small", "large"'),
-        (vit, {"eps": 0.0}, "eps: must be a finite number above 0, got 0.0"),
-        (mixer, {"eps": -1e-6}, "eps: must be a finite number above 0, got -1e-06"),
-        (convnext, {"layer_scale": 0.0}, "layer_scale: must be a finite number above 0, got 0.0"),
-        (mlp, {"dropout": 1.0}, "dropout: must be at least 0 and below 1, got 1.0"),
         (
             mlp,
             {"activation": "rellu"},
             "activation: no activation 'rellu'; choose from: relu, leaky_relu, .*, log_softmax$",
         ),
-        (mlp, {"num_classes": 0}, "num_classes: must be at least 1, got 0"),
-        (resnet, {"widths": (-1,)}, "widths.0: must be at least 1, got -1"),
-        (resnet, {"depth": 0}, "depth: must be at least 1, got 0"),
         (resnet, {"depths": (1, 1)}, "depths: needs one number for each of the 3 widths, got 2"),
-        (vit, {"pool": "max"}, 'pool: found "max"; allowed: "mean", "token"'),
         (vit, {"heads": 3}, r"heads: 3 must divide dim \(64\)"),
         (
             vit,
             {"patch": 5},
             r"patch: 5 must divide the height and width of input_shape \(28, 28, 1\)",
         ),
-        (vit, {"drop_path": -0.1}, "drop_path: must be at least 0 and below 1, got -0.1"),
     ],
 )
 def test_refuses_a_bad_argument_by_its_name(factory, arguments, message):

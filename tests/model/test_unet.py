@@ -23,15 +23,6 @@ def small(**changes):
     return model, params, x | {"label": np.int32([0, 4, -1])}
 
 
-def test_the_time_is_seen_in_waves_of_1_to_1000_radians():
-    time = np.float32([0, 0.25, 1])
-    waves = sinusoids(time, 6)
-    for i, rate in enumerate((1000, 1000**0.5, 1)):
-        np.testing.assert_allclose(waves[:, i], np.sin(rate * time), atol=1e-4)
-        np.testing.assert_allclose(waves[:, 3 + i], np.cos(rate * time), atol=1e-4)
-    assert sinusoids(time, 5).shape == (3, 5)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"widths": (4,), "patch": 1, "depth": 1, "attended": 0}])
 def test_it_equals_pytorch_with_the_same_weights(changes):
@@ -142,7 +133,6 @@ def test_without_classes_there_is_no_label():
         ({"groups": 3}, "groups: 3 must divide the width 4"),
         ({"heads": 3}, "heads: 3 must divide the width 8"),
         ({"heads": 8, "attended": 2}, "heads: 8 must divide the width 4"),
-        ({"num_classes": -1}, "num_classes: must be at least 0, got -1"),
     ],
 )
 def test_a_bad_argument_is_refused_by_its_name(arguments, message):

@@ -73,13 +73,6 @@ def test_the_distribution_of_a_range(kind):
     assert np.abs(shares - np.arange(2000) / 2000).max() < 1.63 / np.sqrt(2000)
 
 
-def test_integers_have_both_ends_equally_often():
-    trials = planned(spec_of(keys={"seed": {"integer": [3, 6]}}, trials=2000))
-    values, counts = np.unique([trial["seed"] for trial in trials], return_counts=True)
-    assert values.tolist() == [3, 4, 5, 6] and counts.min() > 420
-    assert all(type(trial["seed"]) is int for trial in trials)
-
-
 MISTAKES = {
     "keys: must name the keys of the config that vary": {},
     "keys.seed: the list is empty": {"keys": {"seed": []}},

@@ -19,13 +19,13 @@ import pytest
 from search import claims, engines
 from search.checks import check_stored
 from search.loop import train_all
-from search.page import run_of, write_page
+from search.page import write_page
 from search.spec import parse_spec
 from search.sweep_folder import Sweep, Trial, merged, name_of, propose, read_sweep
-from search.trial import Pause
 from sweep import best_config, main
-from tests.processes import ROOT, call, captured, finished, start, wait_for_line
+from tests.processes import call, captured, finished, start, wait_for_line
 from tests.processes import run as run_train
+from tests.runs import rows_of
 from tests.test_resume import SMALL
 from tests.training.browser import PROGRAM, browser
 from tests.training.report.saved_run import EVIL, LOSSES, rows, save
@@ -261,13 +261,6 @@ def test_the_comparison_in_a_browser(tmp_path):
         assert page.js("document.querySelectorAll('.parallel .marks b').length") == 2
 
 
-class Seen:
-    """What an observer sees of a run."""
-
-    def __init__(self, completed):
-        self.completed, self.finished = completed, completed == 4
-
-
 @pytest.mark.parametrize("before", [[], [4.0, 3.0]])
 def test_the_last_weights_of_a_trial_that_ended_within_an_epoch_count(tmp_path, before):
     sweep = sweep_of(tmp_path, [[]])
@@ -281,14 +274,6 @@ def test_the_last_weights_of_a_trial_that_ended_within_an_epoch_count(tmp_path, 
     lines += [{"epoch": 3, "step": 23, "final": "the last weights", "test_loss": 2.5}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert read_sweep(sweep.folder).trials[0].score() == 2.5
-
-
-def test_a_pause_is_after_its_epoch_and_not_after_the_last():
-    pause = Pause(2)
-    end = {"end_of_epoch": True}
-    assert pause.on_row(Seen(1), end) is None and pause.on_row(Seen(2), {}) is None
-    assert pause.on_row(Seen(2), end)["pause"] and pause.on_start(Seen(3))["pause"]
-    assert Pause(4).on_row(Seen(4), end) is None
 
 
 # Trials as one program.
@@ -340,21 +325,6 @@ def test_where_a_program_fails_each_trial_is_a_process_unless_a_program_was_dema
         sweep = read_sweep(sweep.folder)
         assert sweep.form == now
         assert [trial.failed for trial in sweep.trials] == ["ended with exit code 3"] * 2
-
-
-def test_the_comparison_shows_a_program_in_progress(tmp_path):
-    sweep = replace(sweep_of(tmp_path, [[], [], []]), form="program")
-    losses = {"train_loss": 4.0, "train_loss/0": 3.0, "train_loss/1": 5.0, "seconds": 1.5}
-    row = {"epoch": 1, "step": 9, **losses, "end_of_epoch": True}
-    save(sweep.folder / "program_000-001", [row], CONFIG, finished=False)
-    sweep.save()
-    sweep = read_sweep(sweep.folder)
-    assert run_of(sweep, sweep.trials[2]) is None
-    for trial, loss in ((0, 3.0), (1, 5.0)):
-        run = run_of(sweep, sweep.trials[trial])
-        values = {name: curve.values.tolist() for name, curve in run.metrics.epochs.items()}
-        assert values == {"train_loss": [loss], "seconds": [1.5]} and run.label == f"lr={trial}"
-    assert "trial_002" in write_page(sweep).read_text()
 
 
 # Several processes and hosts.
@@ -434,13 +404,6 @@ def run_sweep(folder, *arguments, code=0):
     [(out, err)] = finished([start(folder, *arguments, program="sweep.py")], 600, code)
     assert "Traceback" not in out + err, err
     return out, err
-
-
-def rows_of(run):
-    """The rows of metrics.jsonl without times."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    timed = r".*(seconds|per_second|waiting)"
-    return [{k: v for k, v in row.items() if not re.fullmatch(timed, k)} for row in lines]
 
 
 def same(run, other):
@@ -573,25 +536,6 @@ def test_a_trial_that_fails_is_recorded_and_the_others_go_on(tmp_path):
     assert "trial_000 starts" in out and "trial_001" not in out
 
 
-def test_ctrl_c_ends_the_checks_of_a_sweep_even_where_python_ignores_exceptions(tmp_path):
-    write(tmp_path, {"keys": RATES})
-    code = """
-import os, signal, sys, weakref
-import search.checks, sweep
-def interrupted(*arguments):
-    lost = set()
-    callback = weakref.ref(lost, lambda _: os.kill(os.getpid(), signal.SIGINT))
-    del lost
-    raise SystemExit("continued")
-search.checks.checked_sweep = interrupted
-sys.exit(sweep.main(sys.argv[1:]))
-"""
-    command = [sys.executable, "-c", code, "-c", "small.json", "grid.json"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (75, "Interrupted; nothing was saved\n")
-
-
 def children(process):
     tasks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
     return [int(number) for number in tasks.split()]
@@ -630,7 +574,9 @@ def ended_early(folder, spec, begun, number):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.torture)]
+)
 def test_a_sweep_that_is_killed_or_stopped_continues_exactly(whole, tmp_path, number):
 
     def until_the_third(process):

@@ -82,14 +82,6 @@ def test_a_crop_is_a_window_of_the_padded_image_and_every_window_occurs():
     assert {view.tobytes() for view in views(random_crop, padding=2)} == windows
 
 
-def test_a_crop_may_be_filled_with_the_mirror_image():
-    padded = np.pad(IMAGE, ((2, 2), (2, 2), (0, 0)), "reflect")
-    windows = {
-        padded[top : top + 10, left : left + 12].tobytes() for top in range(5) for left in range(5)
-    }
-    assert {v.tobytes() for v in views(random_crop, padding=2, fill="mirror")} == windows
-
-
 ROWS, COLUMNS = np.indices((10, 12))
 BYTES = np.random.default_rng(3).integers(0, 256, (10, 12, 3)).astype(np.uint8)
 
@@ -372,16 +364,6 @@ def test_the_policies_work_under_x64(which, dtype):
 
 
 @pytest.mark.slow
-def test_policies_draw_every_change_and_magnitude_zero_changes_little():
-    assert len({view.tobytes() for view in views(trivial_augment, PHOTO)}) > 150
-    still = views(rand_augment, PHOTO, magnitude=0, count=1)
-    # Without strength, only solarize (of 255), autocontrast and equalize can change the image.
-    assert len({view.tobytes() for view in still}) <= 4
-    same = (views(rand_augment, PHOTO, count=1) == PHOTO).all((1, 2, 3)).mean()
-    assert 0.01 < same < 0.2  # one change of fourteen is none
-
-
-@pytest.mark.slow
 def test_a_resized_crop_agrees_with_pillow_to_one_level():
     for top, left, rows, columns in [(3, 5, 20, 11), (0, 0, 34, 46), (33, 45, 1, 1), (7, 0, 9, 46)]:
         picture = Image.fromarray(PHOTO).crop((left, top, left + columns, top + rows))
@@ -480,21 +462,12 @@ def test_strengths_can_be_inputs_of_a_program(fn, strengths):
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda x: random_crop(KEYS[0], x, padding=0), "^padding: .* got 0"),
-        (lambda x: random_flip(KEYS[0], x, probability=1.5), "^probability: .* got 1.5"),
-        (lambda x: random_erase(KEYS[0], x, probability=-1.0), "^probability: .* got -1.0"),
         (lambda x: random_erase(KEYS[0], x, area=(0.5, 0.2)), "^area: "),
-        (lambda x: random_erase(KEYS[0], x, aspect=(0.0, 2.0)), "^aspect.0: "),
-        (lambda x: random_resized_crop(KEYS[0], x, area=(0.0, 1.0)), "^area.0: "),
         (lambda x: random_resized_crop(KEYS[0], x, aspect=(2.0, 1.0)), "^aspect: "),
-        (lambda x: color_jitter(KEYS[0], x, hue=0.6), "^hue: .* got 0.6"),
         (lambda x: color_jitter(KEYS[0], x.astype(int)), "^color_jitter: .* got int32"),
-        (lambda x: rand_augment(KEYS[0], x, magnitude=31), "^magnitude: .* got 31"),
         (lambda x: random_crop(KEYS[0], x, padding=12), "^padding: must be below 10, .* got 12"),
         (lambda x: random_affine(KEYS[0], x, shift=12.0), "^shift: must be below 10, .* got 12.0"),
-        (lambda x: random_affine(KEYS[0], x, rotation=-1.0), "^rotation: .* got -1.0"),
         (lambda x: random_affine(KEYS[0], x, scale=(1.1, 0.9)), "^scale: "),
-        (lambda x: random_affine(KEYS[0], x, shear=90.0), "^shear: .* got 90.0"),
         (lambda x: random_flip(KEYS[0], x[0]), r"got the shape \(12, 3\)"),
     ],
 )

@@ -28,15 +28,6 @@ Y = np.arange(32) % 3
 SEED = jax.ShapeDtypeStruct((), jnp.uint32)
 
 
-def failing(kind):
-    """A model whose `apply` fails in its own way."""
-
-    def apply(params, state, x, *, train=False, key=None):
-        return {"shapes": lambda: x @ x, "values": lambda: 1 / 0}[kind](), state
-
-    return MODEL._replace(apply=apply)
-
-
 def counting(params, state, x, *, train=False, key=None):
     return MODEL.apply(params, state, x)[0], {"seen": jnp.zeros((), int)}
 
@@ -115,26 +106,6 @@ def test_a_compiled_step_contains_nothing_of_the_contracts():
         for step, ts, batch in map(step_of, (gradient_update(plain, optimizer), guarded))
     ]
     assert programs[0] == programs[1]
-
-
-@pytest.mark.parametrize("trace", [jax.eval_shape, lambda step, *given: jax.jit(step)(*given)])
-def test_the_error_is_the_same_however_a_part_is_traced_first(trace):
-    objective = recipe_of(failing("shapes"), optimizer=sgd(0.1)).objective
-    params, state = MODEL.init(jax.random.key(0))
-
-    def losses(params, batch):
-        return jax.vmap(lambda p: objective(p, state, batch, jax.random.key(0), True)[0])(params)
-
-    message = r"^model, loss or metrics do not fit the data, whose batches are \(float32\[32, 6\]"
-    with pytest.raises(UserError, match=rf"{message}.*test_contracts.py, line \d+, in "):
-        trace(losses, jax.tree.map(lambda a: jnp.stack([a, a]), params), (X, Y))
-
-
-def test_an_error_of_values_is_raised_unchanged():
-    """As with --debug, where a step is computed and not traced."""
-    objective = recipe_of(failing("values"), optimizer=sgd(0.1)).objective
-    with pytest.raises(ZeroDivisionError):
-        objective(*MODEL.init(jax.random.key(0)), (X, Y), jax.random.key(0), True)
 
 
 def test_a_model_of_a_class_keeps_its_own_attributes():

@@ -14,11 +14,11 @@ from inference.runtimes import open_model
 from model.layers.blocks import unrolled
 from model.lora import lora
 from model.mlp import mlp
-from model.mobilenet import mobilenet
 from model.vit import vit
 from tests.processes import SMALL, run
+from tests.runs import assert_same
 from training.checkpoint import storage
-from training.checkpoint.distillation import distillation, soft_loss
+from training.checkpoint.distillation import distillation
 from training.checkpoint.pretrained import pretrained_from
 from training.fit import fit
 from training.loss import cross_entropy
@@ -35,10 +35,6 @@ BASE = mlp((4,), 3, dims=(32,))
 MODEL = lora(BASE, ("hidden/.*/weight",), rank=2, whole=("head/bias",))
 SETTINGS = {"optimizer": adamw(lr=0.01), "batch_size": 32}
 WEIGHTS = "checkpoint-epoch_1.params"
-
-
-def assert_same(tree, other):
-    jax.tree.map(np.testing.assert_array_equal, tree, other)
 
 
 @pytest.fixture(scope="module")
@@ -230,16 +226,6 @@ def test_updates_get_smaller_by_layer_as_in_beit(scan):
         np.testing.assert_allclose(update, -rates[name], rtol=1e-6, err_msg=name)
 
 
-def test_the_layers_after_the_blocks_of_a_mobilenet_learn_at_the_full_rate():
-    """They would otherwise count as the layer before the first block."""
-    params, _ = jax.eval_shape(mobilenet((4, 4, 1), 3, width=0.1).init, jax.random.key(0))
-    ones = jax.tree.map(lambda a: np.ones(a.shape, np.float32), params)
-    optimizer = layer_decay(sgd(lr=1.0), 0.5)
-    updates = named_leaves(optimizer.update(ones, optimizer.init(ones), ones)[0])
-    full = {name.split("/")[0] for name, update in updates.items() if update.max() == -1}
-    assert full == {"last", "hidden", "head"}
-
-
 def test_layers_need_blocks_and_a_rule_for_the_last_one_that_matches():
     params, _ = BASE.init(jax.random.key(0))
     with pytest.raises(UserError, match="layer_decay: no param is in a block"):
@@ -293,25 +279,6 @@ def test_distillation_computes_the_formula_of_pytorch(base):
     plain = supervised(STUDENT, cross_entropy, {}, (), ())
     evaluated, expected = (o(params, state, (X, Y), key, False)[0] for o in (objective, plain))
     np.testing.assert_array_equal(evaluated, expected)
-
-
-def test_a_student_learns_nothing_from_what_the_loss_ignores():
-    """Padding tokens, and classes that both networks mask."""
-    drawn = np.random.default_rng(0).normal(size=(2, 5, 4)).astype(np.float32)
-    output, taught = np.where(np.arange(4) == 2, -np.inf, drawn)
-    labels, counts = np.array([1, 0, 3, -1, -1]), np.array([1, 1, 1, 0, 0])
-    p, q = (np.exp(a) / np.exp(a).sum(-1, keepdims=True) for a in (taught, output))
-    with np.errstate(all="ignore"):
-        each = np.nansum(p * np.log(p / q), -1)
-    for target, ignored in ((labels, -1), ({"target": labels, "weight": counts}, None)):
-        soft = partial(soft_loss, target=target, temperature=1.0, ignore_label=ignored)
-        value, gradient = jax.value_and_grad(soft)(output, taught)
-        np.testing.assert_allclose(value, each[:3].mean(), rtol=1e-5)
-        assert np.isfinite(gradient).all() and not gradient[3:].any() and gradient[:3].any()
-        bad = np.where(counts[:, None] == 1, output, np.nan)  # what does not count may be anything
-        np.testing.assert_array_equal(jax.value_and_grad(soft)(bad, taught)[0], value)
-        np.testing.assert_array_equal(jax.grad(soft)(bad, taught), gradient)
-    np.testing.assert_allclose(soft_loss(output, taught, labels, 1.0, None), each.mean(), rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Whole runs of `fit`: exactness, determinism, one compilation, streaming, replicas, stopping."""
 
 import base64
-import json
 import os
 import signal
 import time
@@ -14,6 +13,7 @@ import pytest
 from data_loader.base import Arrays
 from model.mlp import mlp
 from model.resnet import resnet
+from tests.runs import assert_same, json_lines
 from tests.training.report.saved_run import Page
 from training.base import tracked
 from training.checkpoint.divergence import Diverged
@@ -68,10 +68,6 @@ def run(train=(X, Y), test=None, model=MODEL, **settings):
 
 def without_times(history):
     return [{k: v for k, v in row.items() if k not in TIMES} for row in history]
-
-
-def assert_same(a, b):
-    jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
 def assert_close(a, b, rtol=1e-4, atol=1e-5):
@@ -325,20 +321,6 @@ def test_metrics_may_be_dicts_of_dicts():
         run(metrics={"a/b": sides})
 
 
-def test_an_exhausted_iterator_is_named_in_the_error():
-    class Once:  # it could begin again in __iter__, so only its second epoch shows that it does not
-        batches = iter([(X[:32], Y[:32])])
-
-        def __iter__(self):
-            return self
-
-        def __next__(self):
-            return next(self.batches)
-
-    with pytest.raises(UserError, match="an iterator that an earlier epoch exhausted"):
-        run(Once())
-
-
 def test_a_generator_is_refused_unless_it_is_read_once():
     def generator():
         return ((X[i : i + 32], Y[i : i + 32]) for i in range(0, 288, 32))
@@ -357,15 +339,6 @@ def test_a_list_of_batches_is_refused_since_a_list_is_read_as_examples(name, end
     batches = [(X[i : i + 32], Y[i : i + 32]) for i in range(0, end, 32)]
     with pytest.raises(UserError, match=rf"^{name}: looks like a list of \d+ batches.*{fix}"):
         run(**{name: batches})
-
-
-def test_a_list_of_examples_is_no_list_of_batches():
-    assert run(list(zip(X, Y, strict=True)), epochs=1).step == 10
-    each = MODEL._replace(  # one output for each of the six elements of an example
-        init=lambda key: ({"w": np.ones(3, np.float32)}, {}),
-        apply=lambda params, state, x, **_: (x[..., None] * params["w"], state),
-    )
-    assert run(list(zip(X, np.tile(Y[:6], (300, 1)), strict=True)), model=each, epochs=1).step == 10
 
 
 @pytest.mark.slow
@@ -459,21 +432,6 @@ def test_a_schedule_multiplies_the_learning_rate():
     assert_same(rate_zero_after_two.params, run(schedule=linear(steps=2), epochs=2).params)
 
 
-def test_divergence_stops_the_run_and_names_the_step():
-    x = X.copy()
-    x[7] = np.inf
-    with pytest.raises(Diverged, match=r"step \d+ \(epoch 1\)"):
-        run((x, Y))
-
-
-def test_steps_that_are_not_finite_can_be_skipped():
-    x = X.copy()
-    x[7] = np.inf
-    result = run((x, Y), on_nonfinite="skip", epochs=1)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.params))
-    assert int(result.states()[0].step) == 10  # a skipped step counts
-
-
 def test_a_label_outside_the_classes_stops_the_run():
     y = Y.copy()
     y[5] = 3
@@ -493,35 +451,6 @@ def test_a_signal_ends_the_run_after_the_chunk_in_progress(number):
     assert result.signal == number.name
     assert 15 <= result.step < 40 and result.metrics == {}
     assert signal.getsignal(number) is before
-
-
-def test_a_second_signal_stops_the_run_immediately():
-    class Kill:
-        def on_steps(self, run):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-        on_end = on_steps
-
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt):
-        run(callbacks=[Kill()])
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_a_second_signal_does_not_wait_for_a_slow_tracker(tmp_path):
-    class Slow:
-        def scalars(self, step, values):
-            time.sleep(8)
-
-    class Interrupt:
-        def on_steps(self, run):
-            raise KeyboardInterrupt
-
-    began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        log = {"every_steps": 5, "trackers": [Slow()]}
-        run(callbacks=[Interrupt()], folder=tmp_path, log=log)
-    assert time.monotonic() - began < 7
 
 
 @pytest.mark.slow
@@ -613,17 +542,6 @@ def test_a_value_of_a_callback_can_stop_the_run_and_choose_the_best_checkpoint(o
     }
 
 
-def test_a_value_that_a_callback_reports_must_arrive():
-    message = r"Auc reports 'val_auc', but epoch 2 has no such value; on_evaluated must return"
-    with pytest.raises(UserError, match=message):
-        run(callbacks=[Auc(0.5, None)], val=(X, Y))
-    with pytest.raises(
-        UserError, match=r"'val_auc' is not measured; no epoch evaluates a set 'val"
-    ):
-        run(callbacks=[Auc(0.5), early_stopping(monitor="val_auc")])
-    assert run(callbacks=[Auc(0.5, 0.5, every={"epochs": 2})], val=(X, Y)).metrics["val_auc"] == 0.5
-
-
 @pytest.mark.slow
 def test_a_custom_update_gets_only_the_options_that_it_names():
     def backwards(objective, optimizer):
@@ -672,36 +590,15 @@ def test_max_steps_ends_a_run_at_that_step_and_a_larger_budget_continues_it(tmp_
     part = fit(MODEL, (X, Y), (X, Y), folder=tmp_path, max_steps=13, **settings)
     assert (part.step, part.completed, part.stopped_by) == (13, 1, "training.max_steps")
     assert {"train_loss", "test_loss"} <= part.metrics.keys()
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows = json_lines(tmp_path / "metrics.jsonl")
     assert rows[-1]["final"] == "the last weights" and rows[-1]["step"] == 13
     weights = fit(MODEL, (X, Y), folder=tmp_path, max_steps=13, resume="override", **settings)
     assert_same(weights.params, part.params)
     again = fit(MODEL, (X, Y), (X, Y), folder=tmp_path, resume="override", **settings)
     assert_same(trees_of(again), trees_of(whole))
     assert [r["test_loss"] for r in again.history] == [r["test_loss"] for r in whole.history]
-    logged = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    logged = json_lines(tmp_path / "metrics.jsonl")
     assert not [row for row in logged if row.get("final")]
-
-
-@pytest.mark.parametrize(
-    ("max_steps", "of", "steps", "epochs", "limit"),
-    [
-        (10, 2, 10, 1, "Stopped by training.max_steps after step 10"),
-        (20, 2, 20, 2, None),
-        (30, 2, 20, 2, "Stopped by training.epochs (2) after step 20, before training.max_steps"),
-        (30, None, 30, 3, "Stopped by training.max_steps after step 30"),
-    ],
-)
-def test_max_steps_at_the_end_of_an_epoch(max_steps, of, steps, epochs, limit, caplog):
-    settings = DEFAULTS | {"epochs": of, "max_steps": max_steps, "test_at": "end"}
-    with caplog.at_level("INFO", logger="main"):
-        run = fit(MODEL, (X, Y), (X, Y), **settings)
-    assert (run.step, run.completed, len(run.history)) == (steps, epochs, epochs)
-    assert run.cut_short == ("max_steps after" in str(limit))
-    assert "test_loss" in run.metrics
-    assert f"10 steps per epoch, {steps} in all" in caplog.text
-    logged = [line for line in caplog.messages if line.startswith("Stopped by")]
-    assert len(logged) == bool(limit) and all(line.startswith(limit) for line in logged)
 
 
 def test_a_run_without_epochs_needs_another_limit():

@@ -5,27 +5,21 @@ import json
 import os
 import signal
 from functools import partial
-from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
 import train
-from data_loader.base import tokenizer_json
 from data_loader.loader import epoch_order
-from data_loader.text import text
 from data_loader.tokenizers.plain import characters
 from data_loader.tokens import IGNORED, Stream, Windows
 from inference.load import load
-from training.base import tracked
-from training.checkpoint import storage
-from training.feed import drawn_batches
+from tests.runs import json_lines, rows_of
 from training.fit import fit, ignoring
 from training.loss import cross_entropy
 from training.metrics import bits_per_byte, perplexity
-from training.optimizers import adam, sgd
-from training.run import TIMES
+from training.optimizers import adam
 from utils import UserError
 from wiring.build import build
 
@@ -94,27 +88,6 @@ def test_the_facts_of_the_data_reach_model_loss_and_metrics(workdir, documents):
     assert plain.config["loss"]["args"]["ignore_label"] is None
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("metrics", [None, [perplexity], {"p": tracked(perplexity, "MEAN")}])
-def test_fit_does_not_count_what_windows_ignore(metrics):
-    """The labels behind the end of the text, in the last window."""
-    tokens = np.random.default_rng(0).integers(0, 7, 20).astype(np.uint16)
-    windows, model = Windows(Stream([("text", tokens)]), 8, 7), bigrams(7)
-    options = {"optimizer": sgd(lr=1e-30), "epochs": 1, "batch_size": 2, "metrics": metrics}
-    run = fit(model, windows, windows, **options, shuffle=False)
-    table = np.asarray(run.params["table"], np.float64)
-    chances = np.exp(table) / np.exp(table).sum(-1, keepdims=True)
-    found = np.argmax(table, -1)[tokens[:-1]] == tokens[1:]
-    expected = -np.log(chances[tokens[:-1], tokens[1:]]).mean()
-    row = run.history[-1]
-    assert row["test_loss"] == pytest.approx(expected, rel=1e-5)
-    if metrics is None:
-        assert row["test_accuracy"] == pytest.approx(found.mean())
-    else:
-        name = "p" if isinstance(metrics, dict) else "perplexity"
-        assert row[f"test_{name}"] == pytest.approx(np.exp(expected), rel=1e-5)
-
-
 def test_what_an_argument_says_about_ignored_labels_counts():
     loss, own = partial(cross_entropy, ignore_label=None), lambda logits, label: label.mean()
     assert ignoring(-1, loss) is loss and ignoring(-1, own) is own
@@ -154,7 +127,7 @@ def test_the_tokenizer_travels_from_the_text_to_the_loaded_model(workdir):
     (folder,) = (workdir / "saved" / "Bigrams").iterdir()
     data = build(CONFIG, "config.json").data
     assert (folder / "tokenizer.json").read_text() == data.tokenizer.to_json()
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = json_lines(folder / "metrics.jsonl")
     row = rows[-1]
     assert row["val_perplexity"] == pytest.approx(np.exp(row["val_loss"]), rel=1e-4)
     bits = row["val_loss"] / np.log(2) / data.bytes_per_token
@@ -217,11 +190,6 @@ def run_of(folder, **settings):
     )
 
 
-def rows_of(folder):
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key not in TIMES} for row in lines]
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     """(the run, its rows)"""
@@ -238,22 +206,6 @@ def test_a_killed_run_on_windows_that_move_ends_with_the_same_bits(tmp_path, und
     resumed = run_of(tmp_path / "killed", resume=True)
     jax.tree.map(np.testing.assert_array_equal, resumed.params, whole.params)
     assert rows_of(tmp_path / "killed") == expected_rows
-
-
-def test_a_batch_that_is_read_again_is_the_one_that_was_trained_on():
-    dataset = Windows(Stream([("a.bin", TOKENS)]), 16, 20)
-    options = SimpleNamespace(batch_size=10, collate_fn=None)
-    replicas = SimpleNamespace(seeds=[3, 4], rows=lambda _: slice(None))
-    epoch = list(drawn_batches(dataset, options, replicas, True, 2, 0))
-    for position in (0, 7, 12):
-        again, size, valid = next(drawn_batches(dataset, options, replicas, True, 2, position))
-        jax.tree.map(np.testing.assert_array_equal, again, epoch[position][0])
-        assert (size, valid) == epoch[position][1:]
-    order, _ = epoch_order(len(dataset), 10, seed=4, epoch=2, shuffle=True)
-    x, y = dataset.in_epoch(4, 2)[int(order[7, 5])]
-    np.testing.assert_array_equal(epoch[7][0][1][0][5], x)
-    np.testing.assert_array_equal(epoch[7][0][1][1][5], y)
-    assert (epoch[7][0][0][0] != epoch[7][0][1][0]).any()  # the replicas differ
 
 
 class Look:
@@ -277,11 +229,6 @@ def test_a_callback_sees_the_tokenizer_and_the_first_examples_of_the_first_epoch
     order, _ = epoch_order(len(data), 4, seed=6, epoch=1, shuffle=True)
     for index, (x, _) in zip(order[0], examples, strict=False):
         np.testing.assert_array_equal(x, data.in_epoch(6, 1)[int(index)][0])
-
-
-def test_a_dataset_may_have_a_tokenizer_of_another_library():
-    assert tokenizer_json(SimpleNamespace(tokenizer=object())) is None
-    assert tokenizer_json([]) is None
 
 
 @pytest.mark.slow
@@ -312,25 +259,6 @@ def test_replicas_have_windows_of_their_own(tmp_path):
             states.params,
             alone.params,
         )
-
-
-@pytest.mark.slow
-def test_a_run_is_not_resumed_with_another_tokenizer(workdir):
-    (workdir / "a.txt").write_text("abcd efgh\n" * 60)
-
-    def resumed(resume=True, **arguments):
-        sets = text("a.txt", length=8, **arguments).load()
-        model = bigrams(300)
-        settings = {"optimizer": adam(), "epochs": 1, "batch_size": 8, "resume": resume}
-        return fit(model, sets["train"], folder=workdir / "run", loss=of_tokens, **settings)
-
-    resumed()
-    record = storage.newest(workdir / "run")[0].record
-    assert json.loads(record["tokenizer"])["alphabet"] == "\n abcdefgh"
-    resumed()
-    for resume in (True, "override"):
-        with pytest.raises(UserError, match=r"has another tokenizer, .* begin a new run"):
-            resumed(resume, tokenizer=characters("hgfedcba \n"))
 
 
 @pytest.mark.slow

@@ -233,29 +233,11 @@ def test_a_value_of_weight_0_may_be_nan_in_a_loss_of_ones_own():
     assert averaged(values, jnp.float32(LENGTHS)).value == pytest.approx(ROWS[:3, 0].mean())
 
 
-def test_a_label_counts_by_its_weight_unless_it_is_ignored():
-    target = {"target": np.array([0, -1, 2, 1, -1]), "weight": np.float32([1, 2, 0, 3, 4])}
-    first, fourth = cross_entropy(ROWS[0], np.int32(0)), cross_entropy(ROWS[3], np.int32(1))
-    loss = cross_entropy(ROWS, target, ignore_label=-1)
-    assert loss.weight == 4
-    np.testing.assert_allclose(loss.value, (first + 3 * fourth) / 4, rtol=1e-6)
-
-
 @pytest.mark.parametrize("ours", [cross_entropy, accuracy, f1])
 def test_a_negative_weight_gives_nan_and_no_impossible_metric(ours):
     values = ours(ROWS, {"target": CLASSES, "weight": np.float32([1, 1, 1, 1, -0.5])})
     finish = getattr(ours, "finish", lambda value: value.value)
     assert np.isnan(finish(values))
-
-
-@pytest.mark.parametrize("ignored", [-1, -100, 256, 2**40])
-def test_a_label_that_the_dtype_cannot_hold_ignores_no_other(ignored):
-    logits, classes = normal(0, 4, 256), np.array([0, 255, 156, 3])
-    expected = cross_entropy(logits, classes)
-    for dtype in (np.uint8, np.int32):
-        loss = cross_entropy(logits, classes.astype(dtype), ignore_label=ignored)
-        np.testing.assert_allclose(loss.value, expected, rtol=1e-6)
-        assert loss.weight == 4
 
 
 def test_an_example_in_which_nothing_counts_has_weight_0_and_no_gradient():

@@ -1,7 +1,5 @@
 """What a run measures and when: its log lines, its rows, and what its callbacks receive."""
 
-import json
-import re
 import time
 from functools import partial
 from types import SimpleNamespace
@@ -15,6 +13,7 @@ import pytest
 from inference.load import load
 from model.base import Model
 from model.mlp import mlp
+from tests.runs import json_lines
 from training.base import tracked
 from training.checkpoint import storage
 from training.engine import Trainer
@@ -46,7 +45,7 @@ def run(folder=None, model=MODEL, test=TEST, val=None, **settings):
 
 
 def rows(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return json_lines(folder / "metrics.jsonl")
 
 
 def lines_of(folder):
@@ -104,14 +103,6 @@ def test_every_metric_mode_on_a_held_out_set(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_share_of_an_epoch_is_rounded_to_the_nearest_percent(caplog):
-    caplog.set_level("INFO", logger="main")
-    run(epochs=1, log={"every_steps": 2})
-    shares = re.findall(r"Epoch 1 \[(.*)\] -- Loss", caplog.text)
-    assert shares == ["2/7 (29%)", "4/7 (57%)", "6/7 (86%)"]
-
-
-@pytest.mark.slow
 def test_within_an_epoch_a_metric_covers_the_steps_since_the_last_line(tmp_path):
     metrics = {m.lower(): tracked(loss_value, m, "STEP") for m in ("SUM", "MAX", "MIN")}
     run(tmp_path, metrics=metrics, log={"every_steps": 3, "log_all": True})
@@ -138,18 +129,6 @@ def test_rows_of_each_step_equal_log_lines_at_every_step(tmp_path):
     lines = [{k: v for k, v in row.items() if k not in TIMES} for row in lines_of(tmp_path / "b")]
     assert each == lines and len(each) == 14
     assert jax.tree.all(jax.tree.map(np.array_equal, rarely.params, always.params))
-
-
-@pytest.mark.parametrize("budget", [2048, 0], ids=["resident", "streamed"])
-def test_the_throughput_after_a_resume_leaves_out_the_examples_before_it(tmp_path, budget):
-    settings = {"log": {"every_steps": 3}, "epochs": 1, "batch_size": 10, "test": None}
-    settings["device_budget_mb"] = budget
-    run(tmp_path, max_steps=5, **settings)  # within the second log line
-    run(tmp_path, resume=True, **settings)
-    timed = [row for row in rows(tmp_path) if "steps_per_second" in row]
-    assert [row["step"] for row in timed] == [3, 6, 9, 10]
-    for row in timed:
-        assert row["examples_per_second"] == pytest.approx(10 * row["steps_per_second"])
 
 
 class Machine:
@@ -205,17 +184,6 @@ def test_chunks_take_half_a_second_and_log_lines_have_the_true_speed(
     slack = 0.7 if queue < 50 and device > host else 0.35
     assert np.allclose(lines[2:], 1 / step, rtol=slack)
     assert np.isclose(np.mean(1 / np.array(lines or [1 / step])), step, rtol=0.1)
-
-
-def test_the_seconds_of_an_epoch_include_those_before_a_resume_and_of_no_other(
-    tmp_path, monkeypatch
-):
-    Machine(monkeypatch, host=1.0, device=0.1, queue=32)
-    settings = {"batch_size": 10, "test": None}
-    run(tmp_path, epochs=1, max_steps=5, **settings)
-    for epochs in (1, 2):
-        history = run(tmp_path, epochs=epochs, resume=True, **settings).history
-    assert [row["seconds"] for row in history] == pytest.approx([10, 10], abs=0.5)
 
 
 @pytest.mark.slow
@@ -297,14 +265,6 @@ def test_concat_collects_all_examples_in_order(stream):
     np.testing.assert_allclose(arrays["test_logits"]["out"], logits, rtol=2e-4, atol=1e-5)
     np.testing.assert_array_equal(arrays["train_logits"]["label"], Y)
     assert not any("logits" in name for name in result.history[0])
-
-
-def test_concat_gathers_a_set_of_unknown_length():
-    seen = []
-    recorder = Recorder(on_row=at_end(lambda view: seen.append(view.arrays["train_losses"].shape)))
-    metrics = {"losses": tracked(loss_value, "CONCAT")}
-    fit(MODEL, Batches(), optimizer=adam(lr=0.01), metrics=metrics, callbacks=[recorder], epochs=2)
-    assert seen == [(len(X),)] * 2
 
 
 @pytest.mark.slow
@@ -466,13 +426,6 @@ def test_restoring_the_best_needs_a_checkpoint_that_is_the_best_of_both(
         run(folder and tmp_path / folder, **settings)
 
 
-def test_the_row_of_an_epoch_that_a_budget_ends_covers_all_of_its_steps(tmp_path):
-    run(tmp_path, epochs=1, max_steps=4, log={"every_steps": 1})
-    final, lines = rows(tmp_path)[-1], lines_of(tmp_path)
-    assert final["step"] == len(lines) == 4 and "final" in final
-    assert final["train_loss"] == pytest.approx(np.mean([row["train_loss"] for row in lines]))
-
-
 def test_a_run_may_evaluate_nothing():
     assert not any("test_loss" in row for row in run(eval_every=0).history)
 
@@ -513,37 +466,6 @@ def test_an_error_in_the_evaluation_is_raised_before_the_first_step():
     assert started.seen == []
 
 
-def test_a_callback_can_only_read_the_run():
-    def read(view):
-        for name in ("epoch", "metrics", "anything"):
-            with pytest.raises(AttributeError, match="only reads the run"):
-                setattr(view, name, 3)
-        with pytest.raises(TypeError):
-            view.metrics["train_loss"] = 0.0
-        with pytest.raises(TypeError):
-            view.sets["train"] = None
-        with pytest.raises(AttributeError, match="sees no 'runner'"):
-            view.runner  # noqa: B018
-        view.history[0]["train_loss"] = 0.0  # a copy
-        return None
-
-    result = run(callbacks=[Recorder(on_row=at_end(read))], epochs=1)
-    assert result.history[0]["train_loss"] > 0
-
-
-@pytest.mark.slow
-def test_a_metric_of_a_callback_is_not_logged_and_needs_a_unique_name():
-    recorder = Recorder(metrics={"worst": tracked(loss_value, "MAX")})
-    recorder.on_row = at_end(lambda view: recorder.seen.append(view.arrays["test_worst"]))
-    result = run(callbacks=[recorder], epochs=1)
-    assert recorder.seen[0] == pytest.approx(losses_of(result, TEST).max(), rel=1e-4)
-    assert not any("worst" in name for name in result.history[0])
-    recorder.metrics = {"accuracy": tracked(accuracy)}
-    message = "Recorder measures 'accuracy', a name that another metric has"
-    with pytest.raises(UserError, match=message):
-        run(callbacks=[recorder])
-
-
 @pytest.mark.parametrize(
     "settings",
     [{"callbacks": [early_stopping("val_loss")]}, {"checkpoint": {"monitor": "val_loss"}}],
@@ -553,23 +475,6 @@ def test_a_monitored_metric_must_be_measured(tmp_path, settings):
     with pytest.raises(UserError, match=message):
         run(tmp_path, **settings)
     assert not (tmp_path / "metrics.jsonl").exists()
-
-
-@pytest.mark.parametrize(
-    ("monitor", "hint"),
-    [
-        ("test_loss", "no epoch evaluates a set 'test'"),  # it is tested once, after training
-        ("odd_accurcy", "did you mean 'odd_accuracy'?"),
-        ("trian_loss", "did you mean 'train_loss'?"),
-        ("loss", "is not measured ("),
-    ],
-)
-def test_the_hint_for_a_metric_names_no_other_set(monitor, hint):
-    callbacks = [early_stopping(monitor)]
-    with pytest.raises(UserError, match="is not measured") as raised:
-        run(val={"odd": VAL}, test_at="end", callbacks=callbacks)
-    assert hint in str(raised.value)
-    assert str(raised.value).count("?") == hint.count("?")
 
 
 @pytest.mark.slow

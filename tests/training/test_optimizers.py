@@ -237,12 +237,6 @@ def test_zero_gradients_and_zero_params_give_zero_updates():
         assert all(not leaf.any() for leaf in jax.tree.leaves(updates)), name
 
 
-def test_lamb_changes_a_param_that_is_zero():
-    params, grads = {"w": jnp.zeros(3)}, {"w": jnp.array([1.0, -2.0, 3.0])}
-    updates, _ = lamb(0.1).update(grads, lamb(0.1).init(params), params)
-    np.testing.assert_allclose(updates["w"], [-0.1, 0.1, -0.1], rtol=1e-4)
-
-
 def test_leaves_of_the_state_have_readable_names():
     params = {"conv": {"weight": jnp.ones((2, 3)), "bias": jnp.ones(3)}}
     assert set(named_leaves(adamw().init(params))) == {
@@ -271,15 +265,6 @@ def test_a_rule_given_by_the_user_that_matches_nothing_is_refused(factory):
         factory(exclude="dense/wieght").init(params)
     with pytest.raises(UserError, match=r"'dense/wieght' matches no name.*dense/weight"):
         factory(include="dense/wieght").init(params)
-
-
-def test_muon_checks_its_rules_against_the_whole_tree():
-    params = {"w": jnp.ones((2, 3)), "embed": jnp.ones((4, 2)), "bias": jnp.ones(3)}
-    muon(exclude="w|bias").init(params)
-    state = muon(by_adamw="w").init(params)
-    assert set(state["muon"]["m"]) == {"embed"} and set(state["adamw"]["m"]) == {"w", "bias"}
-    with pytest.raises(UserError, match="'head' matches no name"):
-        muon(by_adamw="head").init(params)
 
 
 def test_only_included_params_decay_by_muon_and_its_adamw():
@@ -329,22 +314,8 @@ def test_scheduled_equals_a_changing_learning_rate():
 @pytest.mark.parametrize(
     "factory, args, argument",
     [
-        (sgd, {"lr": 0}, "lr"),
-        (sgd, {"lr": float("nan")}, "lr"),
-        (sgd, {"lr": 0.1, "momentum": 1.0}, "momentum"),
         (sgd, {"lr": 0.1, "nesterov": True}, "nesterov"),
-        (adagrad, {"initial": -1.0}, "initial"),
-        (rmsprop, {"decay": 1.5}, "decay"),
-        (rmsprop, {"lr": -1.0}, "lr"),
-        (adam, {"eps": 0.0}, "eps"),
-        (adam, {"b1": -0.1}, "b1"),
-        (adamw, {"b2": 1.0}, "b2"),
-        (adamw, {"weight_decay": -0.1}, "weight_decay"),
         (adamw, {"exclude": "(bias"}, "exclude"),
-        (lamb, {"lr": float("inf")}, "lr"),
-        (lion, {"weight_decay": float("nan")}, "weight_decay"),
-        (muon, {"adamw_lr": 0.0}, "adamw_lr"),
-        (muon, {"beta": 1.0}, "beta"),
         (muon, {"by_adamw": "*"}, "by_adamw"),
         (chain, {}, "optimizers"),
     ],
@@ -352,12 +323,3 @@ def test_scheduled_equals_a_changing_learning_rate():
 def test_arguments_out_of_range_are_refused(factory, args, argument):
     with pytest.raises(ValueError, match=f"^{argument}: "):
         factory(**args)
-
-
-def test_text_is_shown_as_text_where_a_number_is_needed():
-    with pytest.raises(ValueError, match=r'lr: must be a number, found "0\.1"'):
-        adam(lr="0.1")
-
-
-def test_chain_is_not_a_part_of_a_config():
-    assert "return" not in chain.__annotations__

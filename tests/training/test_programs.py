@@ -1,7 +1,5 @@
 """Programs: one compilation, errors for changed arguments, and no compilation for debugging."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,8 +10,8 @@ import utils
 from model.base import Model
 from training.devices.mesh import make_mesh
 from training.devices.sharding import Plan
-from training.engine import Program, compile_step, loops_are_slow, quick
-from training.feed import over_batch, over_orders
+from training.engine import Program, compile_step
+from training.feed import over_batch
 from training.fit import fit
 from training.loss import mse
 from training.optimizers import sgd
@@ -85,37 +83,6 @@ def test_the_error_names_the_set_and_an_argument_with_another_sharding():
         program(name="val")(2.0, start(), batch(sharding=other), np.int32(4))
 
 
-def test_arguments_that_differ_only_in_their_structure_raise_the_error_of_jax():
-    with pytest.raises(TypeError, match="list"):
-        program()(2.0, start(), [*batch()], np.int32(4))
-
-
-def test_errors_of_the_function_itself_are_not_changed():
-    def broken(const, carry, batch, valid):
-        raise TypeError("its own error")
-
-    for debugging in (False, True):
-        with jax.disable_jit(debugging), pytest.raises(TypeError, match="its own error"):
-            Program(over_batch(broken), WHOLE)(2.0, start(), batch(), np.int32(4))
-
-
-def test_errors_name_arguments_also_under_vmap_or_by_given_names():
-    stacked = jax.vmap(over_batch(add), in_axes=(None, 0, 0, None))
-    message = (
-        r"step: it was compiled for batch x float32\[2,4,3\], and was now given float32\[2,3,3\]"
-    )
-    with pytest.raises(UserError, match=message):
-        two = Program(stacked, WHOLE)
-        for rows in (4, 3):
-            carries = jax.tree.map(lambda a: jnp.stack([a, a]), start())
-            two(2.0, carries, jax.tree.map(lambda a: np.stack([a, a]), batch(rows)), 4)
-    by_rows = Program(over_orders(add, PLAN.batch(), None, 2), WHOLE)
-    assert by_rows.arguments[-1] == "count"
-    message = r"compiled for genuine int32\[\], and was now given float32\[\]"
-    with pytest.raises(UserError, match=message):
-        program(arguments=("weights", "sums", "batch", "genuine"))(2.0, start(), batch(), 4.0)
-
-
 def test_prepare_compiles_without_running_and_reports_time_and_memory():
     prepared, carry = Program(over_batch(add), WHOLE), start()
     assert (prepared.compiled, prepared.seconds, prepared.memory) == (None, 0.0, None)
@@ -156,27 +123,6 @@ def test_a_mesh_that_cuts_heads_of_the_kernel_of_attention_is_an_error(queries, 
 
     with pytest.raises(UserError, match=r"^mesh\.tensor: cuts a head .*; let mesh\.tensor divide"):
         compile_step(Lowered(), None)
-
-
-def test_while_debugging_every_call_runs_the_function_itself_on_concrete_arrays():
-    seen = []
-
-    def step(const, carry, batch, valid):
-        seen.append(float(batch[0].sum()))  # raises for a tracer
-        return add(const, carry, batch, valid)
-
-    data = np.arange(8.0, dtype=np.float32).reshape(4, 2)[:, :1] * np.ones(3, np.float32)
-    order, valid = np.array([[0, 1], [2, 3]]), np.array([2, 2])
-    with jax.disable_jit():
-        assert loops_are_slow(None)
-        assert quick(lambda: seen.clear() or 3, WHOLE)() == 3
-        run, carry = Program(over_orders(step, PLAN.batch(), None, 2), WHOLE), start()
-        run.prepare(2.0, carry, (data, data), order, valid, np.int32(0), np.int32(1))
-        assert (seen, run.seconds) == ([], 0.0)
-        for row in range(2):
-            carry, [total] = run(2.0, carry, (data, data), order, valid, np.int32(row), np.int32(1))
-    assert seen == [6.0, 30.0]  # 0 and 2, 4 and 6, three times each
-    assert total == 2 * 2 * 36
 
 
 class Streamed:
@@ -223,18 +169,6 @@ def test_a_debugged_run_computes_the_same_and_its_model_sees_concrete_arrays(tmp
         # The first example of each of the five shuffled training batches, and of the test batches.
         assert len(seen) > 6
         assert (tmp_path / name / "checkpoint-epoch_1.params").exists()
-
-
-def test_a_program_that_was_begun_in_a_thread_is_not_compiled_again():
-    with ThreadPoolExecutor(1) as pool:
-        begun = Program(over_batch(add), WHOLE, pool=pool)
-        begun.begin(2.0, start(), batch(), np.int32(4))
-        before = begun.seconds
-        assert before > 0
-        made = begun.finish()
-        _, total = begun(2.0, start(), batch(), np.int32(4))
-        assert total == 96 and begun.seconds > before
-        assert begun.compiled is made
 
 
 @pytest.mark.parametrize(

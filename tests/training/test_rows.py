@@ -7,7 +7,7 @@ import pytest
 
 from training.base import Weighted, tracked
 from training.metrics import MetricPlan, phase_of
-from training.rows import Sums, TrainingSums, norms_of, row_of_batch
+from training.rows import Sums, norms_of, row_of_batch
 from training.run import Reader
 from utils import named_leaves
 
@@ -119,45 +119,6 @@ def test_sums_continue_from_a_checkpoint(mode):
     jax.tree.map(np.testing.assert_array_equal, later.tree(), summed(mode, rows).tree())
 
 
-@pytest.mark.parametrize("other", [{"y": "MEAN"}, {"x": "STD"}, {"x": "CONCAT"}, {}])
-def test_sums_of_another_kind_are_left_out(other):
-    values = {name: np.ones(5, np.float32) for name in ("x", "y")}
-    row = row_of_batch(other, values, np.ones(5, bool))
-    stored = named_leaves(Sums(other, row).tree())
-    sums = summed("MEAN", rows_of("MEAN", [(5, 5)], [values["x"]]))
-    assert sums.take(stored) == (False, True)
-    assert sums.results()[0]["x"] == 1
-
-
-def test_a_log_line_begins_again_and_its_single_steps_with_it():
-    modes = {"epoch": {"loss": "MEAN", "all": "CONCAT"}, "line": {"loss": "MEAN"}}
-
-    def rows(*losses):
-        values = [{"loss": np.full(5, x, np.float32), "all": np.arange(5) + x} for x in losses]
-        norms = {"norms": {"gradient_norm": np.float32(2)}, "steps": np.int32(1)}
-        each = [row_of_batch(modes["epoch"], v, np.ones(5, bool)) | norms for v in values]
-        each = [row | {"bad": np.int32(-1)} for row in each]
-        return jax.tree.map(lambda *a: np.stack(a), *each)
-
-    like = jax.tree.map(lambda a: a[0], rows(0))
-    sums = TrainingSums(modes, like, 1, per_step=True)
-    sums.add([rows(1, 2)])
-    sums.new_line()
-    sums.add([rows(3)])
-    sums.add([rows(4, 5)])
-    reader = Reader()
-    assert reader.values("train", sums.epoch) == {"train_loss": 3, "gradient_norm": 2}
-    assert reader.values("train", sums.line) == {"train_loss": 4, "gradient_norm": 2}
-    assert reader.each_step(modes["line"], sums.rows)["train_loss"].tolist() == [3, 4, 5]
-    assert reader.arrays("train", sums.epoch)["train_all"].shape == (25,)
-    again = TrainingSums(modes, like, 1, per_step=True)
-    [tree] = sums.trees()
-    assert again.take([named_leaves(tree)]) == (True, True)
-    jax.tree.map(np.testing.assert_array_equal, again.trees(), sums.trees())
-    without = TrainingSums({"epoch": modes["line"], "line": modes["line"]}, like, 1, per_step=True)
-    assert without.take([named_leaves(tree)]) == (False, True)
-
-
 def test_a_mean_over_very_many_batches_keeps_its_digits():
     """As of a long epoch of tokens: the weights add up to far more than 2**24, from where float32
     does not count single ones. 2.3 and 0.1 are no sums of powers of 2."""
@@ -177,24 +138,9 @@ def test_a_mean_over_very_many_batches_keeps_its_digits():
     assert means["infinite"] == np.inf
 
 
-def test_the_deviation_of_large_values_keeps_its_digits():
-    # In float32, the sum of squares of these values has no digit left for the deviation.
-    values = [(1e4 + RNG.normal(size=5)).astype(np.float32) for _ in range(40)]
-    expected = np.concatenate(values).astype(np.float64).std()
-    assert abs(result_of("STD", [(5, 5)] * 40, values) - expected) < 1e-3 * expected
-
-
 @pytest.mark.parametrize("mode", [m for m in MODES if m != "CONCAT"])
 def test_without_examples_the_result_is_nan(mode):
     assert np.isnan(result_of(mode, [(5, 0)], [np.ones(5, np.float32)]))
-
-
-def test_integers_are_not_rounded_to_float32():
-    values = [np.full(5, 2**24, np.int32)]
-    assert result_of("MAX", [(5, 5)], values) == 2**24
-    # A float32 would lose the 5.
-    assert result_of("SUM", [(5, 5)] * 2, [values[0] + 1, values[0]]) == 10 * 2**24 + 5
-    assert result_of("CONCAT", [(5, 4)], values).dtype == np.int32
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,6 @@ def test_a_schedule_of_ones_own_without_a_range_gets_one_step_or_more(given):
     "factory, args, message",
     [
         (cosine, {}, "^steps: not given, and total_steps is unknown"),
-        (cosine, {"steps": 0}, "^steps: must be at least 1, got 0"),
         (
             cosine,
             {"steps": 5, "epochs": 1.0, "steps_per_epoch": 5},
@@ -157,9 +156,6 @@ def test_a_schedule_of_ones_own_without_a_range_gets_one_step_or_more(given):
             "^epochs: 0.01 is 0 steps; must be at least 1",
         ),
         (linear, {"epochs": 1e9, "steps_per_epoch": 5}, "^epochs: .* is more than 2147483647 st"),
-        (linear, {"end": 1.5, "steps": 3}, "^end: .* got 1.5"),
-        (constant, {"value": -0.1}, "^value: .* got -0.1"),
-        (exponential, {"rate": 2.0, "steps": 3}, "^rate: .* got 2.0"),
         (exponential, {"rate": 0.0, "steps": 3}, "^rate: must be above 0 .* got 0.0"),
         (warmup_cosine, {"total_steps": 100}, "^warmup_steps: not given"),
         (
@@ -178,7 +174,6 @@ def test_a_schedule_of_ones_own_without_a_range_gets_one_step_or_more(given):
             "^warmup_epochs: 1.0 needs steps_per_epoch",
         ),
         (piecewise, {"values": [1.0, 0.1]}, "^boundary_steps: not given"),
-        (piecewise, {"values": [1.0, 2.0], "boundary_steps": [3]}, "^values.1: .* got 2.0"),
         (
             piecewise,
             {"values": [1.0, 0.1], "boundary_steps": [3, 5]},

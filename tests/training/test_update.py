@@ -12,6 +12,7 @@ import pytest
 from model.base import Model
 from model.mlp import mlp
 from model.resnet import resnet
+from tests.runs import assert_same
 from training.base import Objective, StepResult, TrainState
 from training.loss import cross_entropy
 from training.metrics import accuracy
@@ -85,10 +86,6 @@ def leaf_not_finite(ts):
 
 def assert_close(a, b, rtol=1e-5, atol=1e-6):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), a, b)
-
-
-def assert_same(a, b):
-    jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
 def test_steps_equal_those_of_optax():
@@ -316,40 +313,6 @@ def test_the_first_array_of_a_state_in_the_order_of_computation_is_named():
     assert leaf_not_finite(ts) == "opt/m/slope"
 
 
-def test_an_infinite_loss_in_a_masked_row_breaks_nothing():
-    update = gradient_update(fragile, adam(lr=0.01))
-    # The square of 2e19 is infinite, but its gradient is finite.
-    batch = np.concatenate([repeated(SOUND)[1:], np.float32([(2e19, 1, 0, 0)])])
-    assert not hits(*fragile_steps(update, [batch], valid=5))
-    assert hits(*fragile_steps(update, [batch], valid=6)) == {0: "the loss"}
-
-
-def test_large_gradients_whose_sum_overflows_are_finite():
-    ts = fragile_state(gradient_update(fragile, sgd(lr=0.01)))
-    grads = {"a": jnp.full(9, 3e38), "b": jnp.full(9, 3e38), "c": jnp.full(9999, -3e38)}
-    step = with_refusal(lambda *_: StepResult(ts, grads, jnp.full(6, 3e38), {}), LOSS)
-    assert not hits(*jax.jit(step)(ts, repeated(SOUND), 6))
-
-
-def test_params_that_overflow_are_named():
-    update = gradient_update(fragile, sgd(lr=1e20), ema=0.5)
-    ts, _ = fragile_steps(update, [repeated((0, 1, 1e25, 0))])
-    assert leaf_not_finite(ts) == "params/slope"
-    ts = fragile_state(update)
-    params, ema = ts.params | {"slope": jnp.float32(-3e38)}, ts.ema | {"slope": jnp.float32(3e38)}
-    ts = ts._replace(params=params, ema=ema)
-    ts, _ = jax.jit(with_refusal(update.step, LOSS))(ts, repeated(SOUND), 6)
-    assert leaf_not_finite(ts) == "ema/slope"
-
-
-def test_a_label_outside_the_classes_or_a_huge_learning_rate_breaks_the_loss():
-    objective, (x, y) = objective_of(), random_batch(0)
-    ts, rows = run(gradient_update(objective, adam(lr=0.01)), [(x, y + 7)])
-    assert hits(ts, rows) == {0: "the loss"}
-    ts, rows = run(gradient_update(objective, sgd(lr=1e30)), [(x, y)] * 3)
-    assert "the loss" in hits(ts, rows).values()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("halts", [False, True])
 def test_vmapped_replicas_halt_independently(halts):
@@ -370,15 +333,6 @@ def test_vmapped_replicas_halt_independently(halts):
     replicas = [jax.tree.map(lambda a, r=r: a[r], both) for r in range(count)]
     for ts, single in zip(replicas, singles, strict=True):
         assert_close(ts, single)
-
-
-def test_a_gradient_whose_tree_is_not_that_of_the_params_is_named_by_its_number():
-    update = gradient_update(fragile, adam(lr=0.01))
-    ts, ones = fragile_state(update), jnp.ones(6)
-    grads = [jnp.ones((), jnp.int32), jnp.ones(2), jnp.array([1, jnp.inf])]
-    step = with_refusal(lambda ts, batch, valid: StepResult(ts, grads, ones, {}), LOSS)
-    # Only floats are counted.
-    assert hits(*step(ts, repeated(SOUND), 6)) == {0: "a gradient (leaf 1)"}
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.complex64])
@@ -484,19 +438,6 @@ def test_randomness_depends_only_on_seed_and_step():
     assert loss(ts) == loss(ts)
     assert loss(ts) != loss(ts._replace(step=jnp.int32(1)))
     assert loss(ts) != loss(ts._replace(seed=jnp.uint32(1)))
-
-
-@pytest.mark.torture
-def test_the_whole_update_can_be_vmapped():
-    objective = objective_of()
-    update = gradient_update(objective, adam(lr=0.01), ema=0.9)
-    batches = [random_batch(0), random_batch(1)]
-    states = [first_state(update, seed) for seed in (0, 1)]
-    step = with_refusal(update.step, MEASURED)
-    stacked = jax.tree.map(lambda *a: jnp.stack(a), *states)
-    both = jax.vmap(step, (0, 0, None))(stacked, jax.tree.map(lambda *a: np.stack(a), *batches), 6)
-    for r in (0, 1):
-        assert_close(jax.tree.map(lambda a, r=r: a[r], both), step(states[r], batches[r], 6))
 
 
 @pytest.mark.slow

@@ -19,7 +19,6 @@ from data_loader.base import class_names
 from tests.processes import call, run
 from training.base import Optimizer
 from training.kinds import KINDS, find
-from training.optimizers import adamw
 from training.schedules import cosine
 from training.update import gradient_update
 from utils import UserError, named_leaves
@@ -121,20 +120,6 @@ def assert_close(a, b):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7), a, b)
 
 
-@pytest.mark.slow
-def test_a_schedule_multiplies_our_updates(valid):
-    config = override(valid, "schedule=cosine")
-    by_hand = [
-        jax.tree.map(lambda u, k=k: u * cosine(steps=8)(k), update)
-        for k, update in enumerate(steps(adamw(lr=0.01), 1) * 3)
-    ]
-    assert_close(steps(build(config, "c").optimizer, 1)[0], by_hand[0])
-    reference = optax.adamw(
-        lambda k: 0.01 * cosine(steps=8)(k), weight_decay=0.01, mask={"weight": True, "bias": False}
-    )
-    assert_close(steps(build(config, "c").optimizer), steps(reference))
-
-
 def test_the_schedule_multiplies_the_learning_rate_of_an_optax_optimizer(valid):
     args = {"learning_rate": 0.01, "momentum": 0.9}
     config = valid | {"optimizer": {"name": "optax.rmsprop", "args": args}, "schedule": "cosine"}
@@ -172,33 +157,6 @@ def test_a_list_of_optimizers_is_a_chain_and_can_contain_optax(valid):
         optax.clip_by_global_norm(0.5), optax.add_decayed_weights(0.1), optax.sgd(0.1)
     )
     assert_close(steps(build(config, "c").optimizer), steps(reference))
-
-
-def test_the_schedule_multiplies_every_group_once(valid):
-    """Our optimizers, Optax's with and without a learning rate, and a nested chain."""
-    rules = [
-        ["a", {"name": "sgd", "args": {"lr": 1.0}}],
-        ["b", {"name": "optax.sgd", "args": {"learning_rate": 1.0}}],
-        ["c", {"name": "optax.scale", "args": {"step_size": -1.0}}],
-        [
-            "d",
-            [
-                {"name": "clip_by_value", "args": {"limit": 100}},
-                {
-                    "name": "scaled",
-                    "args": {"optimizer": {"name": "sgd", "args": {"lr": 1.0}}, "rate": 1.0},
-                },
-            ],
-        ],
-    ]
-    config = valid | {
-        "optimizer": {"name": "groups", "args": {"rules": rules}},
-        "schedule": {"name": "constant", "args": {"value": 0.25}},
-    }
-    optimizer = build(config, "c").optimizer
-    params = {name: jnp.ones(2) for name in "abcd"}
-    updates, _ = optimizer.update(params, optimizer.init(params), params)
-    assert_close(updates, {name: jnp.full(2, -0.25) for name in "abcd"})
 
 
 def with_critic(objective, optimizer, *, critic: Optimizer, other: Optimizer | None = None):

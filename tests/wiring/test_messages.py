@@ -3,9 +3,7 @@
 import functools
 import json
 import math
-import re
 import sys
-from pathlib import Path
 from typing import Literal
 
 import jax.numpy as jnp
@@ -15,14 +13,11 @@ import pytest
 
 from model.mlp import mlp
 from training.commands.start import checked_recipe
-from training.kinds import KINDS, requirement
 from training.objective import inputs
-from utils import BAD_INPUT, UserError, first_line, run_command, where_and_why
+from utils import UserError
 from utils.forms import Misfit, form
 from wiring.build import build
 from wiring.config import override
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def changed(config, *overrides):
@@ -410,35 +405,6 @@ def test_what_no_part_can_work_with_is_a_problem_with_its_place(library, valid, 
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("builtins.type", "builtins.object", "builtins.range", "operator.itemgetter", "numpy.add"),
-        *("library.partial", "library.leaves", "library.free", "library.made", "jax.nn.relu"),
-    ],
-)
-def test_any_object_that_can_be_called_is_a_part_or_a_problem(library, valid, kind, name):
-    node = {"name": name, "args": {}}
-    where = {
-        "collate_fn": {"loader": {"collate_fn": node}},
-        "trackers": {"logging": {"trackers": [node]}},
-        "parse": {"data": {"name": "grain", "args": {"train": "x", "parse": node}}},
-    }
-    listed = kind in ("preprocess", "augment", "metrics", "callbacks")
-    try:
-        build(valid | where.get(kind, {kind: [node] if listed else node}), "c")
-    except UserError as error:
-        assert all(line.startswith(("c: ", "  ")) for line in str(error).splitlines()), error
-
-
-def test_a_part_that_ends_the_program_is_a_problem(library, valid):
-    with pytest.raises(UserError, match=r"c: callbacks.0.args: leaves fails: it ends the program"):
-        build(valid | {"callbacks": ["library.leaves"]}, "c")
-    with pytest.raises(UserError, match=r"c: preprocess: does not fit .*goodbye"):
-        build(valid | {"preprocess": [{"name": "library.leaves", "args": {"why": "goodbye"}}]}, "c")
-
-
 def test_the_folder_of_the_user_is_meant_by_a_tilde(valid, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
@@ -450,46 +416,12 @@ def test_the_folder_of_the_user_is_meant_by_a_tilde(valid, tmp_path, monkeypatch
     assert parts.config["data"]["args"]["train"] == "~/a.npz"  # in the run's config, for any user
 
 
-def test_every_kind_says_where_its_example_is():
-    for kind in KINDS:
-        pages = re.findall(r"(\w+\.md)#([\w-]+)", requirement(kind))
-        for page, anchor in pages:
-            text = (ROOT / "docs" / page).read_text().lower()
-            headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-            assert anchor in [re.sub(r"[^\w -]", "", h).replace(" ", "-") for h in headings]
-        assert pages
-
-
-def test_a_long_error_of_other_code_is_cut():
-    def fails():
-        raise TypeError(f"got {list(range(100_000))}")
-
-    with pytest.raises(TypeError) as error:
-        fails()
-    assert 1000 < len(where_and_why(error.value)) < 1300
-    assert len(first_line(error.value)) <= 1000
-
-
 @pytest.mark.parametrize("place", ["objective", "update"])
 @pytest.mark.parametrize("name", ["builtins.max", "sys.exit", "math.sqrt"])
 def test_a_function_that_cannot_make_a_part_is_named(valid, place, name):
     message = f"^c: {place}: (it cannot be made: .*TypeError|.* must take)"
     with pytest.raises(UserError, match=message):
         checked_recipe(build(valid | {place: name}, "c"))
-
-
-def test_a_metric_without_a_signature_is_named(valid):
-    loss = {"name": "cross_entropy", "args": {"ignore_label": 3}}
-    with pytest.raises(UserError, match=r"^c: model, loss or metrics do not fit"):
-        checked_recipe(build(valid | {"loss": loss, "metrics": ["builtins.max"]}, "c"))
-
-
-def test_a_message_is_cut_however_much_it_quotes(capsys):
-    def command():
-        raise UserError(f"training.pretrained: no file {'x' * 10**6}")
-
-    assert run_command(command) == BAD_INPUT
-    assert 10_000 < len(capsys.readouterr().err) < 16_000
 
 
 @pytest.mark.parametrize(

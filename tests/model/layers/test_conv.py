@@ -205,22 +205,6 @@ def test_every_transposed_form_equals_xlas(form, size, kernel, stride, pads):
     assert_same(ours, theirs, x, weight, jit=jax.jit)
 
 
-@pytest.mark.parametrize("form", [conv_forms.phases_together, conv_forms.phases_apart])
-@pytest.mark.parametrize(
-    ("size", "kernel", "stride", "pads"),
-    [((1, 3), 3, 2, ((0, 0), (1, 1))), ((2, 2), 7, 3, ((0, 0), (0, 0)))],
-)
-def test_a_transposed_convolution_without_outputs_is_empty_as_xlas(
-    form, size, kernel, stride, pads
-):
-    x, weight = normal(0, 2, *size, 3), normal(1, kernel, kernel, 3, 4)
-    strides = (stride, stride)
-    y = conv_forms.in_phases(form, x, weight, strides, pads)
-    theirs = lax.conv_transpose(x, weight, strides, pads, dimension_numbers=conv.LAYOUT)
-    assert y.shape == theirs.shape and y.size == 0
-    assert conv_transpose2d({"weight": weight}, x, stride=stride, padding=pads).shape == y.shape
-
-
 def test_the_form_of_a_transposed_convolution():
     """By its outputs, if each phase has taps and there are not too many phases."""
     assert forms.phases_apart((4, 4, 8, 16), (2, 2))
@@ -281,10 +265,3 @@ def test_a_padding_wider_than_the_kernel_has_the_gradient_of_a_linear_map(kernel
             (gradient,) = gradient_for(up)
             both = np.vdot(gradient, other), np.vdot(fn(other), up)
             np.testing.assert_allclose(*both, rtol=1e-3, atol=0.01)
-
-
-def test_the_gradients_of_an_empty_output_are_zero():
-    params, x = conv2d_init(jax.random.key(0), 4, 4, 3, groups=4), normal(0, 2, 2, 2, 4)
-    total = lambda params, x: conv2d(params, x, padding="VALID").sum()  # noqa: E731
-    for gradient in jax.tree.leaves(jax.grad(total, (0, 1))(params, x)):
-        np.testing.assert_array_equal(gradient, 0)

@@ -122,25 +122,6 @@ def test_what_follows_the_length_changes_nothing(cell, reverse):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), whole, same)
 
 
-@pytest.mark.parametrize("pool", ["last", "mean"])
-def test_tokens_after_the_length_change_nothing(pool):
-    model = rnn((STEPS,), CLASSES, vocab_size=9, cell="gru", dim=DIM, pool=pool)
-    params, state = random_params(model.init)
-    tokens = np.random.default_rng(0).integers(0, 9, (BATCH, STEPS))
-    padding = np.arange(STEPS) >= LENGTHS[:, None]
-    apply = quick_jit(lambda x: model.apply(params, state, x)[0])
-    first, other = (
-        apply({"sequence": np.where(padding, fill, tokens), "length": LENGTHS}) for fill in (0, 8)
-    )
-    np.testing.assert_array_equal(first, other)
-    whole, longer = (apply({"sequence": tokens, "length": np.full(BATCH, n)}) for n in (STEPS, 99))
-    np.testing.assert_array_equal(whole, longer)
-    cut = LENGTHS.copy()
-    cut[0] -= 1
-    changed = (apply({"sequence": tokens, "length": cut}) != first).any(1)
-    np.testing.assert_array_equal(changed, [True, False, False, False])
-
-
 def test_a_program_does_not_grow_with_the_number_of_steps():
     def operations(steps):
         params = jax.eval_shape(lambda: lstm_init(jax.random.key(0), WIDTH, DIM))

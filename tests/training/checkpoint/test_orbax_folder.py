@@ -2,11 +2,9 @@
 
 import errno
 import json
-import logging
 import os
 import pickle
 import random
-import resource
 import shutil
 import subprocess
 import sys
@@ -28,7 +26,6 @@ from utils import Damaged, RunError, UserError
 # If one array fails, TensorStore reports the others to an event loop that Orbax has closed by then.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
-ROOT = Path(__file__).resolve().parents[3]
 RECORD = {"epoch": 3, "text": 'a "quoted" \\ ключ', "nested": {"list": [1, 2.5, None, True]}}
 LEAVES = {
     "params/blocks/0/norm/weight": jnp.arange(6.0).reshape(2, 3).T,
@@ -86,20 +83,6 @@ def test_arrays_and_record_are_read_back_bit_by_bit(tmp_path):
     assert_same(arrays, LEAVES)
     arrays["zeros"] += 1  # they are the caller's own
     assert os.listdir(tmp_path) == ["a.orbax"]
-
-
-@pytest.mark.parametrize("leaves", [{}, {"none": np.zeros((0, 3), np.int8)}])
-def test_a_record_is_kept_if_there_are_no_arrays_for_orbax(tmp_path, leaves):
-    write(tmp_path / "a.orbax", leaves, RECORD)
-    arrays, record = read(tmp_path / "a.orbax")
-    assert record == RECORD
-    assert_same(arrays, leaves)
-
-
-def test_a_path_may_be_a_relative_string(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write("a.orbax", small(3), {})
-    assert_same(read("a.orbax")[0], small(3))
 
 
 def test_a_new_checkpoint_replaces_the_former_one(ours):
@@ -344,38 +327,13 @@ def test_forged_files_are_refused_and_no_code_in_them_is_run(ours, monkeypatch):
     assert "antigravity" not in sys.modules and not Path("exploded").exists()
 
 
-NOTES = [
-    b"",
-    b"[]",
-    b"1",
-    b"{",
-    b"[" * 100_000,
-    b"\xff",
-    b'{"record": {}}',
-    b'{"record": 1, "arrays": {}}',
-]
-NOTES += [
-    json.dumps({"record": {}, "arrays": arrays}).encode()
-    for arrays in ([], {"a": 1}, {"a": ["float32"]})
-]
-FORMS = [
-    ["float32", [3, 4]],
-    ["float64", [4, 3]],
-    ["no type", [4, 3]],
-    ["float32", [0, 2**70]],
-    ["O", [4, 3]],
-    ["float32", "ab"],
-]
+FORMS = [["float64", [4, 3]], ["no type", [4, 3]], ["float32", [0, 2**70]], ["O", [4, 3]]]
+NOTES = [b"", b"{", b'{"record": {}}', b'{"record": 1, "arrays": {}}']
 NOTES += [
     json.dumps({"record": {}, "arrays": {"params/w": form, "n": ["int32", []]}}).encode()
     for form in FORMS
 ]
-NOTES += [
-    json.dumps({"record": {}, "arrays": {"params/w": ["float32", [4, 3]]}}).encode()
-]  # one too few
-NOTES += [
-    json.dumps({"record": {}, "arrays": {name: ["int32", []] for name in ("n", "more")}}).encode()
-]
+NOTES.append(json.dumps({"record": {}, "arrays": {"params/w": ["float32", [4, 3]]}}).encode())
 
 
 @pytest.mark.parametrize("note", NOTES, ids=range(len(NOTES)))
@@ -466,24 +424,6 @@ def test_a_full_disk_leaves_the_former_one(ours, monkeypatch, call):
     assert read(ours)[1] == {"epoch": 3}
 
 
-def test_a_write_error_of_tensorstore_is_one_line_and_nothing_is_logged(ours, caplog, capfd):
-    caplog.set_level(logging.INFO)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    noise = np.random.default_rng(0).integers(0, 256, 2**20, np.uint8)
-    # The system then refuses a write inside TensorStore.
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limits[1]))
-    try:
-        with pytest.raises(RunError) as caught:
-            write(ours, {"noise": noise}, {"epoch": 4})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert str(caught.value) == f"{ours}: cannot be written: File too large"
-    assert os.listdir(ours.parent) == [ours.name]
-    assert read(ours)[1] == {"epoch": 3}
-    assert not caplog.records
-    assert capfd.readouterr() == ("", "")
-
-
 def test_an_interrupt_leaves_only_the_former_one(ours, monkeypatch):
     def interrupt(_):
         raise KeyboardInterrupt
@@ -493,14 +433,6 @@ def test_an_interrupt_leaves_only_the_former_one(ours, monkeypatch):
         write(ours, small(4), {"epoch": 4})
     assert read(ours)[1] == {"epoch": 3}
     assert os.listdir(ours.parent) == [ours.name]
-
-
-def test_writing_into_a_missing_folder_is_an_error(tmp_path):
-    (tmp_path / "file").touch()
-    for path in (tmp_path / "none" / "a.orbax", tmp_path / "file" / "a.orbax"):
-        with pytest.raises(RunError, match=r"a\.orbax: cannot be written: "):
-            write(path, small(3), {})
-    assert os.listdir(tmp_path) == ["file"]
 
 
 def test_all_files_are_flushed_before_the_rename_and_the_parent_after(tmp_path, monkeypatch):

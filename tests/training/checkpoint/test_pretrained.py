@@ -17,6 +17,7 @@ from model.layers.blocks import unrolled
 from model.layers.linear import linear, linear_init
 from model.mlp import mlp
 from tests.model.compare import random_params
+from tests.runs import assert_same
 from training.checkpoint.pretrained import Pretrained, pretrained_from
 from training.checkpoint.probe import Probe
 from training.checkpoint.storage import save
@@ -44,10 +45,6 @@ def with_statistics():
 
 def both(tree, other):
     return zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True)
-
-
-def assert_same(tree, other):
-    jax.tree.map(np.testing.assert_array_equal, tree, other)
 
 
 def test_weights_of_a_checkpoint_are_the_averaged_ones_if_there_are_any(tmp_path):
@@ -174,16 +171,6 @@ def test_every_difference_is_listed_under_the_models_names(tmp_path):
         "  missing: hidden/0/bias (5,)",
         "  unexpected: extra (2,)",
     ]
-
-
-def test_for_a_file_with_other_names_the_error_lists_some_of_both(tmp_path):
-    save(tmp_path / "a.params", {f"w{i}": jnp.zeros(3) for i in range(6)}, {})
-    message = (
-        r"it has none of the model's names; it has w0, w1, w2, w3, \.\.\.; "
-        "the model has head/bias, head/weight, hidden/0/bias"
-    )
-    with pytest.raises(UserError, match=message):
-        Pretrained(tmp_path / "a.params")(*FRESH)
 
 
 def test_a_float_is_not_accepted_for_an_integer(tmp_path):

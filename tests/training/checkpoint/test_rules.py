@@ -84,19 +84,6 @@ def test_the_same_from_a_file_of_rules_with_words_and_without_the_optional_part(
     assert_equal(written(rules, ours), {"net.first.w": np.ones(2), "net.second.b": np.zeros(3)})
 
 
-def test_a_leaf_that_the_model_has_comes_before_one_that_it_has_not():
-    rules, ours = read_rules(RULES), {"place": PLACE[0], "out/weight": CONV}
-    file = {"place": PLACE, "head": CONV}
-    assert_equal(converted("file", rules, file, ours)[0], ours)
-    assert_equal(written(rules, ours), {"base.place": PLACE, "head": CONV})
-
-
-def test_an_array_that_should_be_a_copy_is_one():
-    file, ours = {"place": PLACE, "head": PLACE + 1}, {"place": PLACE[0]}
-    with pytest.raises(UserError, match="head must be a copy of place, and it is not"):
-        converted("file", read_rules(RULES), file, ours)
-
-
 @pytest.mark.parametrize("name", ready_files())
 def test_every_ready_file_can_be_applied_backwards(name):
     with pytest.raises(UserError, match="no rule writes 1 of the 1 leaves: other"):

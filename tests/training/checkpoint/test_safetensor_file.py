@@ -136,11 +136,6 @@ def test_every_type_is_read_back(tmp_path, code):
             assert_same(file.get_tensor("x"), leaf)
 
 
-def test_a_record_without_arrays_may_hold_an_infinite_metric(tmp_path):
-    write(tmp_path / "a.params", {}, {"loss": float("inf")})
-    assert read(tmp_path / "a.params") == ({}, {"loss": float("inf")})
-
-
 @pytest.mark.parametrize(
     "leaf", [np.zeros(2, np.complex64), np.array(["a"]), np.array([None]), jnp.zeros(2, jnp.int4)]
 )
@@ -165,15 +160,6 @@ def test_the_digest_covers_the_whole_file_and_has_a_fixed_position(tmp_path):
         assert int.from_bytes(data[:8], "little") % 8 == 0
 
 
-def test_each_array_is_aligned_to_its_element_size(tmp_path):
-    write(tmp_path / "a.params", LEAVES, RECORD)
-    data = (tmp_path / "a.params").read_bytes()
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    assert next(iter(header)) == "__metadata__"
-    for name, leaf in LEAVES.items():
-        assert header[name]["data_offsets"][0] % np.asarray(leaf).dtype.itemsize == 0
-
-
 def test_a_flipped_bit_or_a_changed_byte_is_refused(ours):
     data, rng = ours.read_bytes(), random.Random(0)
     header = 8 + int.from_bytes(data[:8], "little")
@@ -188,19 +174,6 @@ def test_a_flipped_bit_or_a_changed_byte_is_refused(ours):
                 read(ours)
             changed(ours, at, data[at])
     assert_same(read(ours)[0]["w"], TURNED)
-
-
-def test_the_error_says_that_the_digest_does_not_match(ours):
-    data = ours.read_bytes()
-    ours.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    with pytest.raises(Damaged) as caught:
-        read(ours)
-    problem = "its content does not match the SHA-256 in its header"
-    assert str(caught.value) == f"{ours}: is damaged: {problem}"
-    assert read_record(ours) == {"epoch": 3}  # which is not verified
-    ours.write_bytes(data.replace(b'"sha256"', b'"sha255"'))
-    with pytest.raises(Damaged, match="is damaged: its header does not begin with a SHA-256"):
-        read(ours)
 
 
 def test_a_truncated_file_and_one_with_trailing_bytes_are_refused(ours):
@@ -240,40 +213,21 @@ def test_a_record_without_a_digest_is_refused(tmp_path):
 
 HOSTILE = {
     "empty": b"",
-    "seven bytes": b"\0" * 7,
     "no header": bytes(8),
     "a header of 2**60": assembled({"a": F32}, bytes(8), 2**60),
-    "a header of 2**64 - 1": assembled({"a": F32}, bytes(8), 2**64 - 1),
-    "a header into the arrays": assembled({"a": F32}, b" " * 8, len(json.dumps({"a": F32})) + 8),
     "text": b"epoch,loss\n1,0.5\n" * 100,
     "no object": assembled(b"[]"),
-    "a number": assembled(b"1"),
-    "a number of 5000 digits": assembled(b'{"a":' + b"9" * 5000 + b"}"),
-    "half of an object": assembled(b'{"a":'),
     "invalid UTF-8": assembled(b'{"\xff\xfe":1}'),
-    "UTF-16": assembled(json.dumps({"a": F32}).encode("utf-16"), bytes(8)),
-    "a byte order mark": assembled(b"\xef\xbb\xbf" + json.dumps({"a": F32}).encode(), bytes(8)),
-    "half a surrogate pair": assembled(json.dumps({"\ud800": F32}).encode(), bytes(8)),
     "nested lists": assembled(b'{"a":' + b"[" * 200_000),
-    "nested objects": assembled(b'{"a":' * 200_000),
-    "as deep as Python goes": assembled(b'{"a":' + b"[" * 900 + b"]" * 900 + b"}"),
     "metadata that is a list": assembled({"__metadata__": [], "a": F32}, bytes(8)),
-    "metadata that is a number": assembled({"__metadata__": 0, "a": F32}, bytes(8)),
     "metadata of numbers": assembled({"__metadata__": {"rawtree": 1}, "a": F32}, bytes(8)),
-    "metadata of lists": assembled({"__metadata__": {"rawtree": ["{}"]}, "a": F32}, bytes(8)),
-    "an array that is null": assembled({"a": None}),
     "no offsets": assembled({"a": {"dtype": "F32", "shape": [2]}}, bytes(8)),
-    "three offsets": assembled({"a": {**F32, "data_offsets": [0, 8, 8]}}, bytes(8)),
     "no such type": assembled({"a": {**F32, "dtype": "F4"}}, bytes(1)),
-    "a type that is a list": assembled({"a": {**F32, "dtype": ["F32"]}}, bytes(8)),
     "a long name": assembled({"a" * 100_000: {**F32, "dtype": "F4"}}),
-    "NaN as a length": assembled({"a": {**F32, "shape": [float("nan")]}}, bytes(8)),
     "infinity as an offset": assembled({"a": {**F32, "data_offsets": [0, float("inf")]}}, bytes(8)),
     "a length of 2.0": assembled({"a": {**F32, "shape": [2.0]}}, bytes(8)),
-    "a length of true": assembled({"a": {**F32, "shape": [True, 2]}}, bytes(8)),
     "a length of -2": assembled({"a": {**F32, "shape": [-2, -1]}}, bytes(8)),
     "an offset of -8": assembled({"a": {**F32, "data_offsets": [-8, 0]}}, bytes(8)),
-    "offsets the wrong way round": assembled({"a": {**F32, "data_offsets": [8, 0]}}, bytes(8)),
     "offsets out of the file": assembled(
         {"a": {**F32, "data_offsets": [2**40, 2**40 + 8]}}, bytes(8)
     ),
@@ -284,9 +238,6 @@ HOSTILE = {
         {"a": {**F32, "shape": [2**62, 4], "data_offsets": [0, 0]}}
     ),
     "a length past 64 bits": assembled({"a": {**F32, "shape": [2**70, 0], "data_offsets": [0, 0]}}),
-    "a hundred thousand long lengths": assembled(
-        {"a": {**F32, "shape": [2**62] * 100_000}}, bytes(8)
-    ),
     "more axes than NumPy has": assembled(
         {"a": {**F32, "shape": [1] * 65, "data_offsets": [0, 4]}}, bytes(4)
     ),
@@ -294,12 +245,7 @@ HOSTILE = {
         {"a": {**F32, "shape": [0, 2**62], "data_offsets": [0, 0]}}
     ),
     "overlapping": assembled({"a": F32, "b": {**F32, "data_offsets": [4, 12]}}, bytes(12)),
-    "the same bytes twice": assembled({"a": F32, "b": F32}, bytes(8)),
     "a gap": assembled({"a": F32, "b": {**F32, "data_offsets": [16, 24]}}, bytes(24)),
-    "a gap in front": assembled({"a": {**F32, "data_offsets": [8, 16]}}, bytes(16)),
-    "metadata twice": assembled(
-        b'{"__metadata__":{},"__metadata__":{},"a":' + json.dumps(F32).encode() + b"}", bytes(8)
-    ),
 }
 PICKLES = {
     f"pickle {protocol}": pickle.dumps({"w": [1.0] * 100}, protocol) for protocol in range(2, 6)
@@ -316,14 +262,9 @@ def test_a_hostile_file_is_refused_fast_and_in_little_memory(trapped, data):
 
 NO_RECORDS = [
     "[]",
-    "1",
-    "null",
-    '"a"',
     "{",
     "",
     "[" * 100_000,
-    '{"a":' * 100_000,
-    '{"a":' + "9" * 5000 + "}",
 ]
 
 
@@ -412,15 +353,6 @@ def test_a_huge_sparse_file_is_refused_by_its_header(tmp_path):
         assert time.perf_counter() - begin < 1
 
 
-def test_arrays_that_do_not_fit_into_memory_are_an_error(ours, monkeypatch):
-    def refuse(*_):
-        raise MemoryError
-
-    monkeypatch.setattr(np, "empty", refuse)
-    with pytest.raises(UserError, match=r"there is not enough memory for its arrays \(\d+ B\)"):
-        read(ours)
-
-
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_a_full_disk_leaves_the_earlier_file(ours, monkeypatch, call):
     def full(*_):
@@ -445,13 +377,6 @@ def test_an_interrupt_leaves_only_the_earlier_file(ours, monkeypatch):
         write(ours, LEAVES, RECORD)
     assert ours.read_bytes() == before
     assert list(ours.parent.iterdir()) == [ours]
-
-
-def test_writing_into_a_missing_folder_is_an_error(tmp_path):
-    for path in (tmp_path / "none" / "a.params", tmp_path / "file" / "a.params"):
-        (tmp_path / "file").touch()
-        with pytest.raises(RunError, match=r"a\.params: cannot be written: "):
-            write(path, LEAVES, RECORD)
 
 
 def test_the_file_is_flushed_before_its_rename_and_the_folder_after(tmp_path, monkeypatch):
@@ -492,10 +417,3 @@ def test_writing_makes_no_copies_and_reading_allocates_only_the_arrays(tmp_path)
         assert tracemalloc.get_traced_memory()[1] < 2.1 * size / 10
     finally:
         tracemalloc.stop()
-
-
-def test_a_header_that_is_too_long_to_be_read_is_not_written(tmp_path):
-    with pytest.raises(UserError, match=r"record take 16\.0 MiB; the limit is 16\.0 MiB"):
-        write(tmp_path / "a.params", {}, {"text": "a" * LONGEST_HEADER})
-    write(tmp_path / "a.params", {}, {"text": "a" * (LONGEST_HEADER - 200)})
-    assert len(read(tmp_path / "a.params")[1]["text"]) == LONGEST_HEADER - 200

@@ -5,14 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model.layers.blocks import unrolled
+from tests.runs import assert_same
 from training.checkpoint.storage import load, save
 from training.checkpoint.trees import filled, restacked
-from utils import UserError, named_leaves
-
-
-def assert_same(tree, other):
-    jax.tree.map(np.testing.assert_array_equal, tree, other)
+from utils import UserError
 
 
 def test_a_tree_is_restored_on_the_host_with_its_random_keys(tmp_path):
@@ -59,35 +55,6 @@ def test_resuming_is_strict_about_types_and_lists_every_difference():
         "  params/b: the file has (3,), the run has (4,)",
         "  params/d: the file has (2, 3), the run has (3, 2) (transpose it)",
     ]
-
-
-def test_stacked_blocks_are_restored_one_by_one_and_the_reverse(tmp_path):
-    """Also in what an optimizer keeps by the names of params, and in running statistics."""
-    stack = {"0-2": {"w": np.arange(6.0).reshape(3, 2)}, "3": {"w": np.ones(2)}}
-    stack |= {"4-14": {"w": np.arange(22.0).reshape(11, 2)}}
-    together = {
-        "params": {"blocks": stack, "head": np.zeros(2)},
-        "opt": {"step": np.int32(4), "m": named_leaves({"blocks": stack})},
-        "state": {"blocks": {"0-2": np.arange(3.0)}},
-    }
-    blocks = unrolled(stack)
-    assert [block["w"].tolist() for block in blocks[1:6]] == [
-        [2, 3],
-        [4, 5],
-        [1, 1],
-        [0, 1],
-        [2, 3],
-    ]
-    one_by_one = {
-        "params": {"blocks": blocks, "head": np.zeros(2)},
-        "opt": {"step": np.int32(4), "m": named_leaves({"blocks": blocks})},
-        "state": {"blocks": [np.float64(0), np.float64(1), np.float64(2)]},
-    }
-    for stored in (together, one_by_one):
-        save(tmp_path / "a.params", stored, {})
-        arrays, _ = load(tmp_path / "a.params")
-        for wanted in (together, one_by_one):
-            assert_same(filled("a.params", arrays, wanted), wanted)
 
 
 def test_only_blocks_that_are_all_there_are_stacked_and_the_rest_is_reported():

@@ -19,7 +19,6 @@ from model.layers.linear import linear as linear_layer
 from model.mlp import mlp
 from model.resnet import resnet
 from training.base import Weighted
-from training.checkpoint.storage import load
 from training.commands.start import checked_recipe
 from training.fit import fit
 from training.loss import cross_entropy, mse
@@ -515,13 +514,6 @@ def test_an_update_that_no_run_can_use_is_refused_before_the_first_step(case):
 def test_what_does_not_fit_is_named_before_the_first_step(settings, message):
     with pytest.raises(UserError, match=f"(?s){message}"):
         run(**settings)
-
-
-def test_numbers_of_numpy_in_the_config_stay_numbers(tmp_path):
-    config = {"width": np.int64(4), "rate": np.float32(0.5), "sizes": np.arange(2)}
-    run(config=config, folder=tmp_path)
-    stored = load(next(tmp_path.glob("*.params")))[1]["config"]
-    assert (stored["width"], stored["rate"], stored["sizes"]) == (4, 0.5, [0, 1])
 
 
 def test_numbers_of_numpy_are_numbers():

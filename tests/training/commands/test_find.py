@@ -1,15 +1,12 @@
 """--find-lr and --find-batch: what they try, and what they suggest."""
 
-import json
 import logging
 import re
 
 import numpy as np
 import pytest
-from PIL import Image
 
 import train
-from tests.processes import run
 from training.commands import find_batch
 from training.commands.find_batch import Tried, search
 from training.commands.find_lr import find_lr, learning_rates, smoothed, suggestion
@@ -69,14 +66,6 @@ def test_finds_all_learning_rates_of_an_optimizer():
     }
 
 
-def test_the_rate_of_lookahead_is_not_tested(tmp_path):
-    """The factor would multiply the way back to the slow params, too."""
-    slow = {"name": "lookahead", "args": {"optimizer": CONFIG["optimizer"]}}
-    config = CONFIG | {"checkpoint": {"dir": str(tmp_path)}, "optimizer": slow}
-    with pytest.raises(UserError, match=r"--find-lr multiplies all updates, also .* lookahead"):
-        find_lr(build(config, "c.json"), 60)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("training", [{}, {"replicas": 2}], ids=str)
 def test_find_lr_measures_the_run_and_leaves_only_a_page(tmp_path, capsys, training):
@@ -116,33 +105,6 @@ def test_the_largest_batch_that_fits_is_found(first, unit, most, limit, largest)
     assert all(size % unit == 0 for size in sizes)
     fitting = [one.size for one in done if one.speed]
     assert (largest is None and not fitting) or largest[0] <= max(fitting) <= largest[1]
-
-
-@pytest.mark.slow
-def test_find_batch_of_images_of_which_some_are_held_out(tmp_path, capsys, monkeypatch):
-    """Images that are read one by one, so that the training set is part of a dataset."""
-    monkeypatch.setattr(find_batch, "SECONDS", 0.01)
-    for i in range(40):
-        path = tmp_path / "train" / str(i % 2) / f"{i}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.full((8, 8, 3), 6 * i, np.uint8)).save(path)
-    data = {"name": "folder", "args": {"dir": str(tmp_path), "image_size": [8, 8]}}
-    loader = {"batch_size": 8, "val_size": 0.2}
-    assert find_batch.find_batch(build(CONFIG | {"data": data, "loader": loader}, "c.json")) == 0
-    assert re.search(r"Suggestion: loader.batch_size=\d+", capsys.readouterr().out)
-
-
-@pytest.mark.slow
-def test_find_lr_of_factors_beside_frozen_weights(tmp_path, capsys):
-    """The pretrained weights are those of the frozen model."""
-    config = CONFIG | {"checkpoint": {"dir": str(tmp_path)}, "run_name": "base"}
-    (tmp_path / "c.json").write_text(json.dumps(config))
-    assert run(tmp_path, "-c", "c.json", "training.epochs=1")[0] == 0
-    lora = {"name": "lora", "args": {"base": CONFIG["model"], "leaves": ["hidden/.*weight"]}}
-    training = {"pretrained": str(tmp_path / "Find" / "base" / "checkpoint-epoch_1.params")}
-    tuned = config | {"model": lora, "training": training}
-    assert find_lr(build(tuned, "c.json"), 60) == 0
-    assert "optimizer.args.lr" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -3,16 +3,16 @@
 import json
 import os
 import signal
-import threading
 from types import SimpleNamespace
 
 import pytest
 
+from tests.runs import json_lines
 from tests.training.checkpoint.test_keeper import a_run, end_epoch
 from tests.wiring.conftest import VALID
 from training.checkpoint import run_folder as folder
 from training.checkpoint.keeper import Keeper
-from training.checkpoint.resume import Lock, Locked, unfinished
+from training.checkpoint.resume import unfinished
 from training.commands import evaluate
 from training.devices.signals import end_at_signals, handled
 from training.options import CheckpointOptions
@@ -46,19 +46,6 @@ def test_the_folder_of_a_process_that_was_killed_before_its_run_began_is_taken_o
     (killed / ".config.json.77.tmp").write_text("{")
     assert unfinished(tmp_path, "T", "name")[0] is None
     assert folder.new_folder(tmp_path, "T", "name") == killed
-
-
-def test_a_report_that_is_being_written_does_not_hide_an_unfinished_run(tmp_path):
-    run = begin(folder.new_folder(tmp_path, "T"))
-    reading = locked(run, shared=True)
-    timer = threading.Timer(0.1, os.close, [reading])
-    timer.start()
-    opened, _ = unfinished(tmp_path, "T")
-    timer.join()
-    assert opened.folder == run
-    with pytest.raises(Locked):
-        Lock(run)
-    opened.lock.close()
 
 
 def test_auto_resumes_the_run_of_the_chosen_name_alone(tmp_path):
@@ -136,7 +123,7 @@ def test_an_evaluator_keeps_its_own_best(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(evaluate, "CheckpointEvaluation", lambda _: Evaluation(losses, train_on))
     options = CheckpointOptions(monitor="test_loss", keep=1)
     evaluate.watch(SimpleNamespace(checkpoint=options, unfitted={}), tmp_path)
-    rows = [json.loads(line) for line in (tmp_path / "evaluations.jsonl").read_text().splitlines()]
+    rows = json_lines(tmp_path / "evaluations.jsonl")
     assert [row["best"] for row in rows] == [True, True, False, False, False]
     assert json.loads((tmp_path / "evaluator.json").read_text()) == {
         "best": [["checkpoint-epoch_2", 1]],

@@ -6,12 +6,9 @@ import json
 import pytest
 
 from training.checkpoint.keeper import protected
-from training.checkpoint.run_folder import changes_of_environment
-from training.commands.evaluate import rows
-from training.preprocess import is_statistic
 from training.watching.metric_log import epoch_rows
 from utils import UserError
-from utils.files import is_alike, parse_json, read_json
+from utils.files import parse_json, read_json
 
 DEEP = "[" * 5000 + "]" * 5000
 GOOD = {"epoch": 1, "step": 4, "test_loss": 0.5, "end_of_epoch": True}
@@ -38,30 +35,10 @@ def test_a_line_of_metrics_that_no_run_writes_is_an_error(tmp_path, line):
         epoch_rows(tmp_path, 10**6)
 
 
-def test_odd_rows_of_evaluations_are_left_out(tmp_path):
-    path, good = tmp_path / "evaluations.jsonl", {"checkpoint": "checkpoint-epoch_1"}
-    good["metrics"] = {"test_loss": 1}
-    odd = [
-        {"checkpoint": ["a"]},
-        {"checkpoint": "../checkpoint-*"},
-        {"metrics": None},
-        {"metrics": {"test_loss": "1"}},
-    ]
-    lines = [*(json.dumps(good | each) for each in odd), DEEP, "{}", json.dumps(good)]
-    path.write_text("\n".join(lines) + "\n")
-    assert rows(path) == [good]
-
-
 @pytest.mark.parametrize("text", [DEEP, "5", '{"best": 5, "reading": null}', '{"best": [[[], 1]]}'])
 def test_an_odd_file_of_the_evaluator_protects_all(tmp_path, text):
     (tmp_path / "evaluator.json").write_text(text)
     assert protected(tmp_path, {"a", "b"}) == {"a", "b"}
-
-
-def test_an_odd_environment_is_a_line_of_its_own(tmp_path):
-    (tmp_path / "environment.json").write_text(DEEP)
-    [line] = changes_of_environment(tmp_path, tmp_path)
-    assert "environment.json: cannot be read" in line
 
 
 @pytest.mark.parametrize("content", [DEEP.encode(), b"{", b"\xff", b"9" * 5000, b"null", b"[]"])
@@ -76,28 +53,3 @@ def test_json_is_read_up_to_a_depth():
     for levels in (65, 900, 10**5):
         with pytest.raises(ValueError, match="more than 64 levels deep"):
             parse_json('{"a":' * levels + "1" + "}" * levels)
-
-
-@pytest.mark.parametrize(
-    ("value", "valid"),
-    [
-        *((1, True), ([0.5, 2], True), ("1", False), ([], False), ([True], False), ({}, False)),
-        *(
-            (10**60, False),
-            ([[1, 2], []], True),
-            ([["1"]], False),
-            ([[], [[None]]], False),
-            (float("nan"), False),
-            (None, False),
-        ),
-    ],
-)
-def test_a_recorded_statistic_is_a_finite_number_or_a_list_of_them(value, valid):
-    assert is_statistic(value) == valid
-
-
-def test_values_are_alike_in_form():
-    example = {"n": 0, "on": True, "list": [], "any": None, "inner": {"a": 1.5}}
-    assert is_alike(example | {"any": [1], "n": 2.5, "list": [3], "more": 1}, example)
-    for odd in ({"n": "2"}, {"on": 1}, {"list": {}}, {"inner": {}}, {"inner": None}):
-        assert not is_alike(example | odd, example), odd

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from data_loader.base import Arrays, Data, loaded
+from data_loader.base import Data, loaded
 from model.base import Model
 from tests.processes import run
 from training.commands.start import checked_recipe
@@ -255,18 +255,3 @@ def test_another_batch_size_of_evaluations_changes_no_metric():
     plain = trained()
     for options in ({"eval_batch_size": 50}, {"eval_batch_size": 7, "device_budget_mb": 0}):
         assert trained(**options) == pytest.approx(plain, rel=1e-6)
-
-
-def test_an_iterable_keeps_its_own_way_to_a_batch():
-    class Exact(Rows):
-        def start_at(self, epoch, batch):
-            return iter([(np.full((2, 4), batch, np.float32), np.zeros(2, np.int32))])
-
-    example = (np.zeros(4, np.float32), np.int32(0))
-    data = Data(
-        example, {"train": 64, "test": 6}, lambda: {"train": Exact(4, 16), "test": arrays}, 2
-    )
-    arrays = Arrays(np.zeros((6, 4), np.float32), np.zeros(6, np.int32))
-    sets = loaded(data, LoaderOptions(batch_size=16))
-    assert next(sets["train"].start_at(1, 3))[0][0, 0] == 3  # the last batch may be short
-    assert sets["test"] is arrays

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.runs import json_lines
+
 pytestmark = pytest.mark.contract
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -62,7 +64,7 @@ def losses(folder):
     """{model: the losses in each row of its metrics.jsonl}"""
     losses = {}
     for path in sorted(folder.glob("*/metrics.jsonl")):
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows = json_lines(path)
         losses[path.parent.name] = [[v for k, v in row.items() if "loss" in k] for row in rows]
     return losses
 

@@ -1,7 +1,6 @@
 """Model FLOPs utilisation: the operations against closed forms and XLA's count, the peaks against
 published figures, and both in the log lines of a run."""
 
-import json
 import logging
 from functools import partial
 from types import SimpleNamespace
@@ -16,6 +15,7 @@ from data_loader.tokens import IGNORED, Stream, Windows
 from model.base import Model
 from model.gpt import gpt
 from model.mlp import mlp
+from tests.runs import json_lines
 from training.base import Update
 from training.devices import utilisation
 from training.devices.utilisation import flops_of, peak_of
@@ -121,7 +121,7 @@ class Other:
 def run(folder, model, train, **options):
     defaults = {"optimizer": sgd(lr=0.01), "epochs": 1, "batch_size": 8}
     fit(model, train, folder=folder, log={"every_steps": 2}, **defaults | options)
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return json_lines(folder / "metrics.jsonl")
 
 
 X, Y = np.zeros((32, 5), np.float32), np.zeros(32, np.int32)

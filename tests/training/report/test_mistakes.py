@@ -6,10 +6,8 @@ import os
 from urllib.parse import quote
 
 import numpy as np
-import pytest
 
 from tests.training.report.saved_run import report, save, save_pictures
-from training.report.written import DEEP
 from training.watching.pictures import png
 
 
@@ -27,22 +25,6 @@ def test_a_confusion_matrix(tmp_path):
     assert "0 taken for 1" in page.texts("div", class_="card")[0]
     sources = [e[1]["src"].removeprefix("data:image/png;base64,") for e in page.all("img")]
     assert [base64.b64decode(source) for source in sources] == [picture, picture]
-
-
-@pytest.mark.parametrize("kind, colour", [("right", (8, 81, 156)), ("wrong", (200, 64, 0))])
-def test_the_numbers_of_a_matrix_stand_out_from_their_cells(kind, colour):
-    """The contrast of WCAG is at least 3.8, on all strengths of both colours in style.css."""
-    for strength in range(101):
-        ground = luminance([255 + (part - 255) * strength / 100 for part in colour])
-        text = luminance([255] * 3 if strength > DEEP[kind] else (29, 29, 27))
-        assert (max(ground, text) + 0.05) / (min(ground, text) + 0.05) > 3.8
-
-
-def luminance(colour):
-    linear = [
-        x / 12.92 if x <= 0.04 else ((x + 0.055) / 1.055) ** 2.4 for x in np.divide(colour, 255)
-    ]
-    return np.dot(linear, (0.2126, 0.7152, 0.0722))
 
 
 def test_a_right_prediction_is_not_called_a_mistake(tmp_path):
@@ -78,19 +60,6 @@ def test_the_newest_pictures_of_callbacks_are_in_the_page(tmp_path):
     assert named == expected
     assert len(shown) == len(expected) + 2  # a mistake, and the first batch
     assert "broken.png cannot be shown" in page.source and "and 3 more in pictures/" in page.source
-
-
-def test_of_a_matrix_of_many_classes_the_callbacks_picture_is_shown(tmp_path):
-    folder = save(tmp_path / "run")
-    matrix = np.eye(50, dtype=int) * 5 + np.eye(50, k=2, dtype=int)
-    save_pictures(folder, matrix=matrix.tolist())
-    assert "2 taken for 4" in report(folder).texts("td")  # also without the picture
-    drawn = png(np.full((5, 5), 7, np.uint8))
-    (folder / "pictures" / "confusion_matrix-test.png").write_bytes(drawn)
-    page = report(folder)
-    [picture] = page.all("img", alt="rows: true label, columns: predicted")
-    assert picture[1]["src"].endswith(f",{base64.b64encode(drawn).decode()}")
-    assert "2 taken for 4" in page.texts("td")
 
 
 def test_classes_are_called_by_their_names_and_unknown_ones_by_numbers(tmp_path):

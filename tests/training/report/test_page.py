@@ -39,12 +39,6 @@ def test_the_numbers_at_a_glance(tmp_path):
     assert page.texts("title") == ["Sample \N{MIDDLE DOT} run"]
 
 
-def test_the_steps_of_a_run_that_ended_within_an_epoch_are_counted(tmp_path):
-    final = {"epoch": 5, "step": 47, "final": "the last weights", "test_loss": 0.5}
-    (strip,) = report(save(tmp_path / "run", [*rows(), final])).texts("dl", class_="strip")
-    assert strip.startswith("epochs4 of 4steps47parameters")
-
-
 def test_an_evaluation_within_an_epoch_is_shown_and_may_be_the_best(tmp_path):
     within = {"epoch": 2, "step": 13, "evaluation": True, "test_loss": 0.0625}
     lines = sorted([*rows(), within], key=lambda row: row["step"])
@@ -110,21 +104,6 @@ def test_runs_side_by_side(tmp_path):
     ]
 
 
-def test_runs_without_a_best_value_show_that_of_the_final_test(tmp_path):
-    final = {"epoch": 4, "step": 40, "final": "checkpoint-epoch_3", "test_loss": 0.125}
-    tested = save(tmp_path / "tested", [*rows(tests=[None] * 4), final])
-    page = report(tested, save(tmp_path / "other"), target=tmp_path / "page.html")
-    assert page.texts("b", class_="first")[0] == "0.1250"
-    assert "0.1250 final" in page.texts("td")
-
-
-def test_equal_runs_have_no_differences_but_different_names(tmp_path):
-    folder = save(tmp_path / "run")
-    page = report(folder, folder, folder)
-    assert "Their configs are the same." in page.source
-    assert len({e[1]["value"] for e in page.all("button") if "value" in e[1]}) == 3 + 2  # and sets
-
-
 def test_text_from_files_stays_text(tmp_path):
     evil, harmless = save_evil(tmp_path / "evil"), save(tmp_path / "plain")
     harmless_script = report(harmless).texts("script")[-1]
@@ -166,14 +145,3 @@ def test_samples_of_a_language_model_by_step(tmp_path):
     assert "<b>Once &lt;b&gt;</b> upon\n  a time</pre>" in page.source
     assert texts.count("Once <b> upon\n  a time") == 7
     assert "and 13 more in samples.jsonl" in page.source
-
-
-def test_samples_that_lie_elsewhere_are_not_shown(tmp_path):
-    folder = save(tmp_path / "run")
-    secret = tmp_path / "secret"
-    secret.write_text('{"step": 1, "epoch": 1, "prompt": "", "text": "secret"}\n')
-    (folder / "samples.jsonl").symlink_to(secret)
-    page = report(folder)
-    assert "secret" not in page.source.replace(str(secret), "") and "is a link" in page.source
-    (folder / "samples.jsonl").unlink()
-    assert "Samples" not in report(folder).source

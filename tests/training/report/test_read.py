@@ -35,13 +35,6 @@ def test_an_incomplete_last_line_is_skipped_and_other_broken_lines_are_reported(
     assert page.texts("p", class_="problem") == [problem]
 
 
-def test_a_single_broken_line_is_reported(tmp_path):
-    folder = save(tmp_path / "run")
-    (folder / "metrics.jsonl").write_text("nonsense\n" + (folder / "metrics.jsonl").read_text())
-    problem = "1 line of metrics.jsonl cannot be read and is left out"
-    assert report(folder).texts("p", class_="problem") == [problem]
-
-
 def test_each_part_of_the_page_reports_its_missing_or_damaged_file(tmp_path):
     folder = save(tmp_path / "run")
     (folder / "pictures").mkdir()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from training.watching.pictures import GLYPHS, RIGHT, as_picture, grid, matrix, png
+from training.watching.pictures import RIGHT, as_picture, grid, matrix, png
 
 RANDOM = np.random.default_rng(0)
 
@@ -55,17 +55,6 @@ def test_examples_become_pictures():
     assert as_picture(np.zeros((3, 4, 3))).shape == (3, 4, 3)
 
 
-@pytest.mark.parametrize(
-    "example",
-    [
-        *(np.zeros(784), np.zeros((2, 3, 4)), np.zeros((0, 3))),
-        *({"x": 1}, [[1], [1, 2]], np.array([["a"]]), 3.0),
-    ],
-)
-def test_other_examples_are_not_pictures(example):
-    assert as_picture(example) is None
-
-
 def test_a_grid_shows_every_picture_enlarged():
     pictures = [noise(28, 28) for _ in range(5)]
     sheet = grid(pictures, columns=3, gap=2)
@@ -77,13 +66,6 @@ def test_a_grid_shows_every_picture_enlarged():
     assert (sheet[88:, 174:] == 255).all()  # the sixth position is empty
     assert grid([noise(300, 200)]).shape == (304, 204)
     assert grid([]).size
-
-
-def test_a_grid_of_grey_and_coloured_pictures_is_coloured():
-    grey, coloured = noise(8, 8), noise(6, 8, 3)
-    sheet = grid([grey, coloured], scale=1, gap=0)
-    np.testing.assert_array_equal(sheet[:8, :8], np.repeat(grey[..., None], 3, axis=2))
-    np.testing.assert_array_equal(sheet[:6, 8:], coloured)
 
 
 def test_captions_are_below_their_pictures():
@@ -98,12 +80,6 @@ def test_captions_are_below_their_pictures():
     assert abs(ink.mean() - 42) < 3  # centred
     long = grid([black] * 2, captions=["far too long to fit \N{SNOWMAN}" * 9, ""])
     assert (long[90:, long.shape[1] // 2 + 2 :] == 255).all()  # it does not reach its neighbour
-
-
-def test_all_letters_look_different():
-    assert len({glyph.tobytes() for glyph in GLYPHS}) == 95
-    seven = ["#####", "....#", "....#", "...#.", "..#..", ".#...", "#....", "....."]
-    assert ["".join(".#"[int(dot)] for dot in row) for row in GLYPHS[ord("7") - 32]] == seven
 
 
 def cell(sheet, row, column, size):
@@ -133,34 +109,9 @@ def test_a_matrix_has_a_row_for_each_true_label():
     assert len({label.tobytes() for label in labels}) == 3
 
 
-def test_numbers_of_a_matrix_are_counts_or_shares():
-    few, many = matrix([[3, 1], [0, 4]]), matrix([[30, 10], [0, 40]])
-    assert (colour(few, 0, 1, 44) == colour(many, 0, 1, 44)).all()
-    assert (cell(few, 0, 0, 44) != cell(many, 0, 0, 44)).any()
-    few, many = matrix([[3, 1], [0, 4]], True), matrix([[30, 10], [0, 40]], True)
-    np.testing.assert_array_equal(few, many)
-
-
-def test_cells_are_as_wide_as_their_numbers():
-    side = 12 + len("123M") * 12
-    assert matrix([[123456789, 0], [0, 1]]).shape == (2 * side + 78, 2 * side + 78, 3)
-
-
 def test_matrices_of_many_classes_have_no_numbers_and_stay_small():
     counts = np.diag(np.full(100, 5)) + np.eye(100, k=3)
     colours = np.unique(matrix(counts)[15:613, 65:663].reshape(-1, 3), axis=0)
     assert len(colours) == 4  # white, the only one of its row and right, right, wrong
     assert max(matrix(np.eye(1500)).shape) < 1100
     assert matrix([[0]]).shape and matrix(np.zeros((21, 21))).shape
-
-
-def test_a_matrix_with_names_has_room_for_them_and_the_same_cells():
-    counts = [[9, 1], [2, 8]]
-    plain, named = matrix(counts), matrix(counts, names=["left", "right-hand side of it"])
-    before = 34 + 14 * 12  # a name is cut to 14 characters
-    assert named.shape == (2 * 44 + before + 14, 2 * 44 + before + 14, 3)
-    np.testing.assert_array_equal(named[14:102, before : before + 88], plain[14:102, 64:152])
-    for label in (named[14:58, 30:before], named[104:, before : before + 44]):
-        assert (label < 255).any()  # beside the first row, and upward below the first column
-    assert (matrix(counts, names=["0", "1"]) == plain).all()
-    assert matrix(np.eye(40), names=[f"class {i}" for i in range(40)]).shape

@@ -49,30 +49,6 @@ def test_trackers_get_every_value_in_order_as_it_was_when_published():
     assert other.calls[1][2] == {"loss": 0.5}  # each has a copy of its own
 
 
-def test_a_tracker_without_a_method_is_not_called(caplog):
-    class Numbers:
-        def __init__(self):
-            self.steps = []
-
-        def scalars(self, step, values):
-            self.steps.append(step)
-
-    tracker = Numbers()
-    publisher = Publisher([tracker], ABOUT)
-    publisher.image(1, "x", np.zeros((2, 2), np.uint8))
-    publisher.histogram(1, "x", np.zeros(3))
-    publisher.back_to(0)
-    publisher.scalars(2, {"loss": 1.0})
-    assert publisher.close({}) and tracker.steps == [2] and not warnings_of(caplog)
-
-
-def test_nothing_is_published_after_close(caplog):
-    publisher = Publisher([Recorder()], ABOUT)
-    assert publisher.close({})
-    publisher.scalars(8, {"loss": 1.0})
-    assert publisher.channels[0].queue.empty() and not warnings_of(caplog)
-
-
 def test_every_form_of_picture_becomes_a_png_and_other_values_are_reported_once(caplog):
     class Figure:
         def savefig(self, file, format):

@@ -113,28 +113,6 @@ def test_values_that_wait_for_a_tracker_do_not_fill_the_memory(monkeypatch, capl
     assert publisher.close({})
 
 
-def test_values_that_a_tracker_has_handled_no_longer_count_as_waiting(monkeypatch, caplog):
-    monkeypatch.setattr(publish, "MOST_BYTES", 20000)
-    tracker = Recorder()
-    publisher = Publisher([tracker], ABOUT)
-    for step in range(8, 18):
-        publisher.histogram(step, "large", np.zeros(1000))
-        wait_until(lambda n=step - 6: len(tracker.calls) == n)
-    assert publisher.close({}) and not warnings_of(caplog)
-
-
-def test_close_waits_for_all_trackers_together(caplog):
-    gate = threading.Event()
-    publisher = Publisher([Recorder(gate) for _ in range(5)], ABOUT)
-    began = time.monotonic()
-    assert publisher.close({}, seconds=0.2) is False
-    assert 0.2 <= time.monotonic() - began < 0.9
-    assert len(warnings_of(caplog)) == 5
-    assert all("did not end within 0.2 s" in warning for warning in warnings_of(caplog))
-    gate.set()
-    assert publisher.close({}) is True
-
-
 def test_a_process_ends_although_a_tracker_hangs():
     code = """
 import threading

@@ -10,7 +10,7 @@ import pytest
 from tests.training.watching.callbacks.fake import view
 from training.watching.callbacks.confusion_matrix import confusion_matrix, pairs
 from training.watching.pictures import matrix, png
-from utils import RunError, UserError
+from utils import UserError
 
 RNG = np.random.default_rng(0)
 
@@ -114,19 +114,3 @@ def test_targets_that_are_not_distributions_are_refused_after_the_evaluation():
     message = "3 targets of the test set are neither classes nor distributions"
     with pytest.raises(UserError, match=message):
         confusion_matrix().on_evaluated(view(arrays=arrays), "test", {})
-
-
-def test_too_many_classes_are_refused():
-    jax.eval_shape(pairs, np.zeros(200), np.int32(0))
-    with pytest.raises(UserError, match="there are 201; leave this callback out"):
-        jax.eval_shape(pairs, np.zeros(201), np.int32(0))
-
-
-def test_the_config_decides_whether_a_write_error_ends_the_run(tmp_path, caplog):
-    (tmp_path / "pictures").write_text("in the way")
-    with pytest.raises(RunError, match="pictures: cannot be written"):
-        view_after(confusion_matrix(), folder=tmp_path)
-    config = {"checkpoint": {"on_write_error": "go_on"}}
-    seen = view_after(confusion_matrix(), folder=tmp_path, config=config)
-    assert "pictures: cannot be written" in caplog.text
-    assert len(seen.publish.images) == 1

@@ -10,7 +10,7 @@ import pytest
 from model.diffusion import sample
 from model.mlp import mlp
 from model.unet import unet
-from tests.training.watching.callbacks.fake import Published, view
+from tests.training.watching.callbacks.fake import view
 from train import main
 from training.fit import fit
 from training.loss import mse
@@ -68,25 +68,6 @@ def test_the_picture_is_of_the_averaged_weights_and_training_does_not_notice(tmp
         run(tmp_path / "killed", [draw_samples(**OPTIONS), Kill(6)], checkpoint={"every_steps": 3})
     run(tmp_path / "killed", [draw_samples(**OPTIONS), Kill(0)], resume=True)
     assert (tmp_path / "killed" / "pictures" / "samples.png").read_bytes() == picture
-
-
-def test_it_draws_once_per_step(caplog):
-    published, made = Published(), []
-
-    def draw(labels, **options):
-        made.append(list(labels))
-        return np.full((len(labels), 4, 4, 1), np.nan if len(made) > 1 else 0.0)
-
-    callback = draw_samples((3, -1), each=2, every={"steps": 3, "epochs": 1})
-    callback.on_start(view(model=MODEL))
-    assert callback.every == {"steps": 3, "epochs": 1}
-    for step in (3, 3):  # the last step of an epoch
-        callback.on_steps(view(step=step, publish=published, sample=draw))
-    assert made == [[3, -1, 3, -1]] and [image[:2] for image in published.images] == [
-        (3, "samples")
-    ]
-    callback.on_steps(view(step=4, publish=published, sample=draw))
-    assert "pixels are NaN for the labels -1, 3" in caplog.text and len(published.images) == 2
 
 
 def test_labels_outside_the_classes_of_the_data_are_refused_before_training(capsys, monkeypatch):

@@ -57,8 +57,3 @@ def test_the_values_of_the_initial_params_and_of_the_last_test_do_not_count():
     callback.on_start(None)
     assert callback.on_row(RUN, {"initial": True, "test_loss": 3.0}) is None
     assert callback.on_row(RUN, {"final": "the last weights", "test_loss": 3.0}) is None
-
-
-def test_values_out_of_range_are_refused_by_name():
-    with pytest.raises(ValueError, match=r"^patience: must be at least 1, got 0"):
-        early_stopping(patience=0)

@@ -3,17 +3,10 @@
 import json
 import logging
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
-from model.mlp import mlp
 from tests.training.watching.callbacks.fake import view
-from training.fit import fit
-from training.optimizers import sgd
-from training.transforms import lookahead
 from training.watching.callbacks.reduce_on_plateau import reduce_on_plateau
 from utils import UserError
 
@@ -80,21 +73,6 @@ def test_it_reduces_where_pytorch_does(mode, seed):
     assert scales_of(values, resume_every=7, mode=mode, **options) == scales
 
 
-def test_it_reduces_where_optax_does():
-    values = np.random.default_rng(1).integers(0, 1000, 60) / 1000
-    reference = optax.contrib.reduce_on_plateau(
-        0.5, patience=3, rtol=0.0, atol=0.01, cooldown=2, min_scale=0.01
-    )
-    advance = jax.jit(lambda value, state: reference.update(jnp.ones(()), state, value=value))
-    state, expected = reference.init(jnp.ones(())), []
-    for value in values:
-        update, state = advance(value, state)
-        expected.append(float(update))
-    options = {"factor": 0.5, "patience": 3, "min_delta": 0.01, "cooldown": 2, "min_scale": 0.01}
-    assert scales_of(values.tolist(), mode="min", **options) == pytest.approx(expected)
-    assert expected[-1] == pytest.approx(0.01)
-
-
 def test_epochs_that_were_not_evaluated_do_not_count():
     callback = reduce_on_plateau(patience=1)
     callback.on_start(view())
@@ -116,37 +94,6 @@ def test_only_reductions_that_change_the_scale_are_logged(caplog):
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "argument"),
-    [
-        ({"factor": 1.0}, "factor"),
-        ({"factor": 0.0}, "factor"),
-        ({"patience": 0}, "patience"),
-        ({"cooldown": -1}, "cooldown"),
-        ({"min_delta": -0.1}, "min_delta"),
-        ({"min_scale": 1.5}, "min_scale"),
-    ],
-)
-def test_values_out_of_range_are_refused_by_name(options, argument):
-    with pytest.raises(ValueError, match=f"^{argument}: must"):
-        reduce_on_plateau(**options)
-
-
 def test_a_metric_whose_better_direction_is_unknown_is_refused():
     with pytest.raises(UserError, match="reduce_on_plateau: mode: cannot tell"):
         reduce_on_plateau(monitor="val_score").sign()
-
-
-class Lowers:
-    def on_row(self, view, row):
-        return {"lr_scale": 0.5}
-
-
-@pytest.mark.parametrize(
-    ("callback", "who"), [(reduce_on_plateau(), "ReduceOnPlateau"), (Lowers(), "an lr_scale")]
-)
-def test_the_way_back_of_lookahead_is_not_shortened(callback, who):
-    x, y = np.zeros((8, 4), np.float32), np.zeros(8, int)
-    settings = {"optimizer": lookahead(sgd(0.1)), "batch_size": 4, "epochs": 1}
-    with pytest.raises(UserError, match=f"^callbacks: {who} multiplies all updates, .*lookahead"):
-        fit(mlp((4,), 2), (x, y), (x, y), **settings, callbacks=[callback])

@@ -116,19 +116,6 @@ def test_a_loss_that_is_not_finite_comes_first_and_equal_losses_in_order(tmp_pat
     assert (examples[0]["loss"], examples[0]["label"]) == (None, 9)
 
 
-@pytest.mark.slow
-def test_examples_with_many_positions_have_only_a_mean_loss(tmp_path):
-    logits, masks = RNG.normal(size=(40, 6, 6, 3)), RNG.integers(0, 3, (40, 6, 6))
-    columns = measured(logits, masks)
-    assert columns.keys() == {"loss", "invalid"}
-    view_after(sample_images(worst=2), columns, folder=tmp_path)
-    losses = -np.take_along_axis(log_softmax(logits), masks[..., None], axis=-1).mean((1, 2, 3))
-    examples = content(tmp_path)["examples"]
-    assert [e["index"] for e in examples] == np.argsort(-losses)[:2].tolist()
-    assert [e["label"] for e in examples] == [None, None]
-    check_picture(examples[0], IMAGES[examples[0]["index"]])
-
-
 def test_inputs_that_are_not_images_leave_a_list_of_the_worst(tmp_path, caplog):
     caplog.set_level(logging.INFO, "main")
     vectors = dict.fromkeys(("train", "test"), Arrays(RNG.normal(size=(40, 36)), LABELS))
@@ -156,34 +143,12 @@ def test_a_set_of_batches_has_no_examples_to_show(tmp_path, caplog):
     assert next(batches["train"]) is not None  # no batch was taken from the run
 
 
-def test_the_image_is_found_in_a_nest_and_a_large_one_is_thinned_out(tmp_path):
-    large = RNG.integers(0, 256, (40, 300, 200)).astype(np.uint8)
-    nested = Arrays({"age": np.arange(40), "photo": large}, LABELS)
-    sets = {"train": nested, "test": nested}
-    view_after(sample_images(worst=1), random_predictions(), sets=sets, folder=tmp_path)
-    (example,) = content(tmp_path)["examples"]
-    check_picture(example, large[example["index"], ::3, ::3])
-
-
 def test_either_half_can_be_left_out(tmp_path):
     seen = view_after(sample_images(worst=0), None, folder=tmp_path)
     assert [name for _, name, _ in seen.publish.images] == ["first_batch"]
     assert sample_images(worst=0).metrics == {}
     seen = view_after(sample_images(count=0), random_predictions(), folder=tmp_path)
     assert [name for _, name, _ in seen.publish.images] == ["worst-test"]
-
-
-def test_a_set_with_fewer_examples_is_shown_whole(tmp_path):
-    callback = sample_images(count=50, worst=50)
-    seen = view_after(callback, random_predictions(), folder=tmp_path)
-    assert sorted(e["index"] for e in content(tmp_path)["examples"]) == list(range(40))
-    first = grid(list(IMAGES), captions=list(map(str, LABELS)))
-    np.testing.assert_array_equal(decoded(seen.publish.images[0][2]), first)
-
-
-def test_without_a_folder_the_trackers_still_get_the_pictures():
-    seen = view_after(sample_images(), random_predictions())
-    assert [name for _, name, _ in seen.publish.images] == ["first_batch", "worst-test"]
 
 
 def test_examples_without_classes_are_refused():
@@ -193,9 +158,3 @@ def test_examples_without_classes_are_refused():
     with pytest.raises(UserError, match=f"{message} 40 targets of the test set"):
         columns = measured(RNG.normal(size=(40, 4)), RNG.normal(size=(40, 4)))
         view_after(sample_images(), columns)
-
-
-@pytest.mark.parametrize(("argument", "value"), [("count", -1), ("worst", -1)])
-def test_values_out_of_range_are_refused_by_name(argument, value):
-    with pytest.raises(ValueError, match=f"^{argument}: must"):
-        sample_images(**{argument: value})

@@ -1,7 +1,6 @@
 """sample_text: what a model writes while it is trained, against its own weights; and that training
 does not notice."""
 
-import json
 import logging
 from functools import partial
 
@@ -10,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import train as command
 from data_loader.tokenizers.plain import ByteTokenizer, CharacterTokenizer, characters
 from data_loader.tokens import IGNORED, Stream, Windows
 from model.base import Model
+from tests.runs import json_lines
 from tests.training.watching.callbacks.fake import view
 from training.fit import fit
 from training.loss import cross_entropy
@@ -55,7 +54,7 @@ def run(folder=None, callbacks=(), train=WINDOWS, **settings):
 
 
 def lines(folder):
-    return [json.loads(line) for line in (folder / FILE).read_text().splitlines()]
+    return json_lines(folder / FILE)
 
 
 class Weights:
@@ -155,28 +154,6 @@ def test_what_cannot_write_is_refused_before_the_first_step(changes, message):
         return callback.on_start(seen)
     with pytest.raises(UserError, match=message):
         callback.on_start(seen)
-
-
-def test_what_cannot_write_leaves_no_folder(tmp_path, capsys, monkeypatch):
-    with pytest.raises(UserError, match="sample_text: the model cannot generate"):
-        run(tmp_path / "run", [sample_text()], model=bigrams(cache=False))
-    assert not (tmp_path / "run").exists()
-    monkeypatch.chdir(tmp_path)
-    config = {
-        "title": "Silent",
-        "model": {"name": "mlp", "args": {"dims": [4]}},
-        "data": {"name": "digits", "args": {"train_size": 64, "test_size": 32}},
-        "loader": {"batch_size": 32},
-        "loss": "cross_entropy",
-        "optimizer": {"name": "sgd", "args": {"lr": 0.1}},
-        "training": {"epochs": 1},
-        "callbacks": ["sample_text"],
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    for options in ([], ["--check"]):
-        assert command.main(["-c", "config.json", *options]) == 2
-        assert "sample_text: the data has no tokenizer" in capsys.readouterr().err
-    assert {path.name for path in tmp_path.iterdir()} == {"config.json"}
 
 
 def test_wrong_arguments():

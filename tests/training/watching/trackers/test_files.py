@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from tests.runs import json_lines
 from training.watching.publish import About
 from training.watching.trackers.common import flattened
 from training.watching.trackers.console import console
@@ -22,10 +23,6 @@ def started(tracker, folder, step=0, title="Title"):
 def rows(path):
     with open(path, newline="") as file:
         return list(csv.DictReader(file))
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_the_console_logs_every_value(caplog):
@@ -100,7 +97,7 @@ def test_jsonl_keeps_the_lines_up_to_the_step_at_which_a_run_resumes(tmp_path):
     tracked.scalars(4, {"loss": 0.4})
     tracked.back_to(3)
     tracked.scalars(4, {"loss": 0.5})
-    assert lines(path) == [
+    assert json_lines(path) == [
         head | {"step": 0, "loss": 0.0, "epoch": 1.0},
         head | {"step": 1, "loss": 0.1, "epoch": 1.0},
         head | {"step": 2, "loss": 0.2, "epoch": 1.0},
@@ -108,7 +105,7 @@ def test_jsonl_keeps_the_lines_up_to_the_step_at_which_a_run_resumes(tmp_path):
         head | {"step": 4, "loss": 0.5},
     ]
     started(jsonl(), tmp_path / "run_a")
-    assert lines(path) == []
+    assert json_lines(path) == []
 
 
 def test_runs_that_share_a_file_keep_each_others_lines(tmp_path):

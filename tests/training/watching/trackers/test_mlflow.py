@@ -69,14 +69,6 @@ def test_a_run_holds_values_config_pictures_and_texts_and_continues(client, tmp_
     assert len(client.search_runs([run.info.experiment_id])) == 1
 
 
-def test_a_run_whose_id_is_of_no_run_becomes_a_new_one(client, tmp_path):
-    (tmp_path / "mlflow_id").write_text("0" * 32)
-    tracker = started(tmp_path, experiment="other")
-    tracker.finish({"test_loss": 1.0})
-    id = (tmp_path / "mlflow_id").read_text().strip()
-    assert id != "0" * 32 and client.get_run(id).data.metrics == {"test_loss": 1.0}
-
-
 def test_only_files_in_the_runs_folder_need_no_trust(monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert not is_elsewhere(None)
