@@ -5,6 +5,7 @@ import io
 import os
 import pickle
 import shutil
+import time
 from contextlib import suppress
 
 import numpy as np
