@@ -18,8 +18,8 @@ ROOT = HERE.parent
 if not __package__:
     sys.path[:] = [str(ROOT), *(p for p in sys.path if Path(p).resolve() not in (ROOT, HERE))]
 
-from inference.excluded import NO_NAMES  # noqa: E402
 from inference.progress import ended_by_interrupt, interrupts  # noqa: E402
+from inference.quantize_onnx import NO_NAMES  # noqa: E402
 from utils import (  # noqa: E402
     DONE,
     FAILED,

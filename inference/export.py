@@ -7,27 +7,42 @@ import re
 import shutil
 import sys
 import time
+from argparse import Namespace
+from collections import OrderedDict
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from inference.child import Child
 from inference.demo.runtime import runtime
-from inference.exporter import Exporter
+from inference.demo.text import page_tokenizer, write_text_page
+from inference.exporter import Exporter, described, remove
 from inference.folders import REPORT, prepare, replace, temporary_folder
-from inference.language import DecodeStep, is_decoder, text_options
-from inference.load import Form, load_to_export
+from inference.generate import LOGITS, NEXT, POSITION, TOKEN, Decoder, steps
+from inference.load import NHWC, Exportable, Form, load_to_export, no_parts
+from inference.metadata import size_names
 from inference.packages import first_import
 from inference.progress import Progress
+from inference.runtimes import open_model
 from inference.sizes import parse_free
-from inference.verify import table, title
+from inference.to_tflite import write_merged
+from inference.verify import Rows, table, take, title
+from model.generate import Sampling, context_of, generate
 from training.checkpoint.storage import chosen_checkpoint
-from utils import UserError, echo
+from utils import RunError, UserError, echo, named_leaves
 from utils.files import inside, open_file
 from wiring.own_modules import COPIES
 
 PACKAGES = ("jax", "onnx", "onnxruntime", "tensorflow", "ai-edge-litert", "tf2onnx")
+SIGNATURE = "decode"  # of the step within a TFLite file
+WHOLE = "serving_default"  # of the logits of a whole text
+LENGTH = 200  # tokens of the greedy texts that are compared
+GREEDY = Sampling(temperature=0)
+PROMPTS = (8, 3)  # tokens of the prompts of these texts
+LARGEST = 2**28  # bytes of the caches with which a step is verified
 
 
 def export(arguments, root, check=lambda: None):
@@ -72,7 +87,7 @@ def export_with(child, check, progress, arguments, root):
         if reports:
             if arguments.demo and "onnx" in reports:
                 failures |= demo(work / reports["onnx"]["file"], step or exporter)
-            describe(work, code_of(arguments.weights, root), exporter, reports, failures)
+            write_report(work, code_of(arguments.weights, root), exporter, reports, failures)
             check()
             replace(work, folder, arguments.force)
             lines = [table(reports), *accuracies(reports), *exporter.warnings(reports)]
@@ -100,7 +115,7 @@ def code_of(checkpoint, root):
     return inside(run, "model") if is_run else Path(root) / "model"
 
 
-def describe(work, code, exporter, reports, failures):
+def write_report(work, code, exporter, reports, failures):
     """Write the config, a copy of the folder `code` and the report about the files."""
     exportable, arguments, examples = exporter.exportable, exporter.arguments, exporter.examples
     ignored = shutil.ignore_patterns("__pycache__")
@@ -181,3 +196,173 @@ def accuracies(reports):
             before, after = scores["before"], scores["after"]
             changes = [f"{key} {before[key]:.4f} -> {after[key]:.4f}" for key in before]
             yield f"{name}, {report['precision']}, on the test set: {', '.join(changes)}"
+
+
+def is_decoder(exportable):
+    """Whether a model is a text decoder."""
+    return getattr(exportable.parts.model, "cache", None) is not None
+
+
+def text_options(arguments, exportable):
+    """(--free of a decoder: texts of any length unless the user says otherwise; the tokenizer for
+    its page, or None)"""
+    tokenizer = page_tokenizer(exportable.tokenizer) if arguments.demo else None
+    is_text = all(len(x.shape) == 1 for x in jax.tree.leaves(exportable.inputs))
+    length = [f"1:length:1-{context_of(exportable.parts.model)}"] if is_text else []
+    return arguments.free or length, tokenizer
+
+
+class DecodeStep:
+    """The second function of a decoder. `whole` is the Exporter of the first, the logits of a whole
+    text, and `tokenizer` what `text_options` returns."""
+
+    def __init__(self, whole, tokenizer):
+        self.whole, self.tokenizer = whole, tokenizer
+        self.context = context_of(whole.exportable.parts.model)
+        self.texts = texts(whole, self.context)
+        self.step = step_exporter(whole, self.texts)
+
+    def add_to(self, reports, failures, stem):
+        """Write the step of each format in `reports`, into which its report goes as `decode`; a
+        format whose step fails goes from the `reports` to the `failures`."""
+        for name in list(reports):
+            path = stem.with_name(f"{stem.name}.{name}")
+            try:
+                reports[name] |= {"decode": self.report(name, path, reports[name])}
+            except Exception as error:  # converters raise many kinds
+                del reports[name]
+                failures[name] = f"{name}: the decode step: {described(error)}"
+                remove(path)
+                remove(step_path(path))
+            self.whole.check()
+
+    def write_page(self, path, page):
+        """Write a web page that generates text with the decode step beside the ONNX file `path`."""
+        write_text_page(step_path(path), page, path.stem, self.context, self.tokenizer)
+
+    def report(self, format, file, whole):
+        """The report of the step, which is written beside the `file` of the report `whole`."""
+        path = step_path(file)
+        report = self.step.report(format, path)
+        signature = None
+        if format == "tflite":
+            self.merge(file, path)
+            path, signature = file, SIGNATURE
+            both = {"file": path.name, "bytes": path.stat().st_size}
+            whole |= both
+            report |= both | {"signature": signature}
+        report["context"] = self.context
+        report["greedy"] = self.greedy(open_model(path, signature), report)
+        return report
+
+    def merge(self, path, step):
+        """Make one TFLite file of two, which shares their weights."""
+        work = path.with_name(f"merged {path.name}")
+        files = {WHOLE: path, SIGNATURE: step}
+        sizes = size_names(self.whole.traced) | size_names(self.step.traced)
+        exporters = {WHOLE: self.whole, SIGNATURE: self.step}
+        inputs = {
+            name: take(next(iter(each.cases.values()))[0], 0, each.batches[0])
+            for name, each in exporters.items()
+        }
+        facts = self.whole.facts(path.stem) | {"sizes": sizes}
+        write_merged(work, files, inputs, facts, partial(self.whole.call, "tflite"))
+        work.replace(path)
+        step.unlink()
+
+    def greedy(self, model, report):
+        """The share of greedy tokens on which the file and JAX agree, where both read the greedy
+        text of JAX. In float32 they agree on all tokens, or the logits of the two tokens are equal
+        within the tolerance."""
+        rows = self.whole.arguments.batch or len(PROMPTS)
+        sizes = [min(PROMPTS[i % len(PROMPTS)], self.context) for i in range(rows)]
+        prompts = [self.texts[i % len(self.texts)][:size] for i, size in enumerate(sizes)]
+        model_in_jax, weights = self.whole.exportable.parts.model, self.whole.exportable.weights
+        options = {"state": weights["state"]}
+        with jax.default_device(jax.devices("cpu")[0]):
+            texts = generate(model_in_jax, weights["params"], prompts, LENGTH, GREEDY, **options)
+        expected, same, behind = iter(np.stack(texts, 1)), [], []
+
+        def follow(logits):
+            want, got = next(expected), logits.argmax(-1)
+            same.append(got == want)
+            lead = logits[np.arange(rows), got] - logits[np.arange(rows), want]
+            behind.append(lead.max() / np.abs(logits).max())
+            return want
+
+        decoder = Decoder(model, model.inputs, self.context)
+        for _ in steps(decoder, prompts, LENGTH, follow):
+            pass
+        if report["precision"] == self.step.traced.precision and max(behind) > report["tolerance"]:
+            raise RunError(
+                f"{report['file']}: writes another text than JAX: token {np.argmax(behind)} of a "
+                f"greedy text is another one, whose logit is larger by {max(behind):.2g} of their "
+                "scale; --tolerance sets another limit"
+            )
+        return {"tokens": LENGTH, "texts": rows, "same": round(float(np.mean(same)), 4)}
+
+
+def step_path(path):
+    """The file of the decode step beside the file of the logits."""
+    return path.with_name(f"{path.stem}_{SIGNATURE}{path.suffix}")
+
+
+def step_function(model, structure, names, weights, inputs):
+    """The logits of the next token, and the cache, of one more token of each text."""
+    cache = jax.tree.unflatten(structure, [inputs[name] for name in names])
+    state = weights["state"] | {"cache": cache}
+    token = inputs[TOKEN][:, None]
+    logits, state = model.apply(weights["params"], state, token, train=False, key=None)
+    new = named_leaves(state["cache"])
+    return OrderedDict({LOGITS: logits[:, 0]} | {NEXT + name: new[name] for name in new})
+
+
+def step_exporter(whole, texts):
+    """The exporter of the step."""
+    exportable, model = whole.exportable, whole.exportable.parts.model
+    cache = jax.eval_shape(lambda: model.cache(1)["cache"])
+    names = list(named_leaves(cache))
+    inputs = filled_caches(model, exportable.weights, texts)
+    one = OrderedDict(
+        (name, jax.ShapeDtypeStruct(array.shape[1:], array.dtype)) for name, array in inputs.items()
+    )
+    parts = no_parts({"title": exportable.config.get("title")})
+    function = partial(step_function, model, jax.tree.structure(cache), names)
+    step = Exportable(function, exportable.weights, one, (), NHWC, parts, "", exportable.record)
+    batches = whole.arguments.batches or [size for size in (1, 3, len(texts)) if size <= len(texts)]
+    names = {"free": [], "inputs": None, "input_names": [], "output_names": []}
+    batches = None if whole.arguments.batch else list(dict.fromkeys(batches))
+    arguments = Namespace(**vars(whole.arguments) | names | {"batches": batches})
+    examples = Rows(inputs, whole.arguments.batch)
+    return Exporter(arguments, step, whole.child, whole.check, whole.progress, examples)
+
+
+def filled_caches(model, weights, texts):
+    """{input: array} of a step that follows beginnings of texts, from short to whole ones."""
+    rows, context = texts.shape
+
+    @jax.jit
+    def read(weights):
+        state = weights["state"] | model.cache(rows)
+        return model.apply(weights["params"], state, texts, train=False, key=None)[1]["cache"]
+
+    with jax.default_device(jax.devices("cpu")[0]):
+        cache = named_leaves(jax.tree.map(np.asarray, read(weights)))
+    position = np.linspace(context - 1, 0, rows).astype(np.int32)
+    cache = {POSITION: position} | {name: x for name, x in cache.items() if name != POSITION}
+    return {TOKEN: texts[np.arange(rows), position]} | cache
+
+
+def texts(whole, context):
+    """Rows of tokens that fill the context: those of the data, or random ones."""
+    model = whole.exportable.parts.model
+    leaves = jax.tree.leaves(jax.eval_shape(lambda: model.cache(1)))
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    rows = min(64, max(3, LARGEST // size))
+    kind = "real" if "real" in whole.cases else next(iter(whole.cases))
+    inputs = whole.cases[kind][0]
+    tokens = inputs["tokens"] if "tokens" in inputs else next(iter(inputs.values()))
+    tokens = np.asarray(tokens, np.int32).reshape(-1)
+    # Each row begins elsewhere in the text.
+    starts = np.arange(rows)[:, None] * max(1, len(tokens) // rows)
+    return np.take(tokens, starts + np.arange(context), mode="wrap")

@@ -14,21 +14,12 @@ import numpy as np
 
 from inference import quantize_onnx, quantize_tflite
 from inference.demo.page import write_demo
-from inference.examples import (
-    cases_of,
-    check_sizes,
-    check_varied,
-    inputs_of,
-    load_examples,
-    own_inputs,
-    table_sizes,
-)
-from inference.excluded import excluded_names
 from inference.lowering.compared import equal_sizes
 from inference.lowering.trace import UNBATCHED, describe, named, of_batch, trace
 from inference.lowering.walk import Missing
 from inference.metadata import add_metadata, commit_of, facts_of, size_names
 from inference.packages import needed
+from inference.quantize_onnx import excluded_names
 from inference.runtimes import IsolatedModel, open_model
 from inference.sizes import free_axes, free_shapes, parse_free, tried_shapes
 from inference.to_stablehlo import write_stablehlo
@@ -37,10 +28,17 @@ from inference.verify import (
     KINDS,
     TOLERANCE,
     Reference,
+    cases_of,
+    check_sizes,
+    check_varied,
+    inputs_of,
+    load_examples,
+    own_inputs,
     repeated,
     rows_of,
     run_in_batches,
     scores,
+    table_sizes,
     take,
     verify,
 )

@@ -21,13 +21,13 @@ import numpy as np
 
 from inference.child import Child
 from inference.convert_tflite import FORMATS, parse
-from inference.examples import Rows
 from inference.exporter import Exporter
 from inference.load import NHWC, Exportable, Form, Loaded, forward, no_parts
 from inference.lowering.trace import UNBATCHED, Scalar, named
 from inference.lowering.value import on_host
 from inference.packages import first_import
-from inference.signatures import write_merged
+from inference.to_tflite import write_merged
+from inference.verify import Rows
 from model.base import Model
 from model.layers.blocks import unrolled
 from utils import RunError, UserError, named_leaves

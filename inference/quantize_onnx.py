@@ -1,5 +1,6 @@
 """Quantize ONNX files with onnxruntime's tools."""
 
+import difflib
 import heapq
 import re
 import tempfile
@@ -7,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from inference.excluded import excluded_names
 from inference.packages import needed, quiet
 from utils import RunError, UserError, first_line
 from utils.files import atomic_write
@@ -25,6 +25,12 @@ UNNAMED = "constant_"  # begins the name of each constant that is not a weight o
 CONVOLUTIONS = ["Conv", "ConvTranspose"]
 # The ops that are quantized; a normalization or a softmax would lose its small numbers.
 PRODUCTS = [*CONVOLUTIONS, "MatMul", "Gemm"]
+NO_NAMES = (
+    "--exclude: the jax2tf route gives weights in TFLite no names; use --route native, or "
+    "--formats onnx"
+)
+
+MOST_NAMES = 10  # in a message
 
 
 def quantize_onnx(source, path, precision, samples=None, exclude=(), weights=()):
@@ -456,3 +462,23 @@ def cast_ends(graph, floats):
         for outside, inside in pairs:
             ends = (outside, inside) if dtype == TensorProto.FLOAT16 else (inside, outside)
             graph.node.append(helper.make_node("Cast", ends[:1], ends[1:], to=dtype))
+
+
+def excluded_names(names, patterns, place=""):
+    """The names that match one of the regexes; each regex must match at least one. `place` follows
+    "no weight" in the message."""
+    matching = {pattern: {n for n in names if re.fullmatch(pattern, n)} for pattern in patterns}
+    for pattern, found in matching.items():
+        if not found:
+            message = f"--exclude: {pattern!r} matches no weight{place}"
+            raise UserError(f"{message}; {names_near(names, pattern)}")
+    return set().union(*matching.values())
+
+
+def names_near(names, pattern):
+    """The names, in words; if there are many, only those nearest to the pattern."""
+    names = sorted(names)
+    if len(names) <= MOST_NAMES:
+        return f"there are {', '.join(names) or 'none'}"
+    near = difflib.get_close_matches(pattern, names, n=4, cutoff=0.4) or names[:4]
+    return f"of the {len(names)} that there are, the nearest are {', '.join(near)}"

@@ -8,7 +8,6 @@ from inference.demo.page import document
 from utils import UserError
 from utils.files import atomic_write
 
-SCRIPTS = ("tokenizers.js", "sampling.js", "decoding.js", "text.js")
 FIX = "leave out --demo, and let the files write with predict.py --prompt"
 # What the regexes of Oniguruma, with which HuggingFace's tokenizers split text, and those of
 # JavaScript have in common, and what `javascript` translates.
@@ -26,7 +25,7 @@ def write_text_page(step, page, title, context, tokenizer):
     returns."""
     facts = {"title": title, "context": context}
     content = json.dumps(tokenizer).encode()
-    text = document(step, facts, "text.html", SCRIPTS, tokenizer=content)
+    text = document(step, facts, "text", "tokens", tokenizer=content)
     atomic_write(page, text.encode())
 
 

@@ -7,6 +7,8 @@ from unittest import mock
 
 import numpy as np
 
+from inference.to_tflite import save
+
 OPSET = 18  # the newest that tf2onnx writes
 
 
@@ -138,3 +140,27 @@ def constant(context, array):
 
 
 HANDLERS = {"Select": select, "SelectV2": select, "UnsortedSegmentProd": segment_products}
+
+
+def save_module(module, inputs, outputs, folder):
+    """Write a module as a SavedModel; see `Module`. Inputs and outputs are {name: (shape, dtype)},
+    and a free size is None."""
+    import tensorflow as tf
+    from tensorflow.compiler.tf2xla.python.xla import call_module
+
+    data, version, kept_inputs = module
+
+    def call(*tensors):
+        results = call_module(
+            [tensors[i] for i in kept_inputs],
+            version=version,
+            module=data,
+            Tout=[dtype for _, dtype in outputs.values()],
+            Sout=[shape for shape, _ in outputs.values()],
+            platforms=["CPU"],
+            disabled_checks=["shape_assertions"],
+        )
+        return dict(zip(outputs, map(tf.identity, results), strict=True))
+
+    specs = [tf.TensorSpec(shape, dtype, name=name) for name, (shape, dtype) in inputs.items()]
+    save(tf.function(call, autograph=False).get_concrete_function(*specs), tf.Module(), folder)
