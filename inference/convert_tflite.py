@@ -9,6 +9,8 @@ import argparse
 import re
 import signal
 import sys
+from argparse import Namespace
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -40,7 +42,7 @@ MANY = {"nargs": "+", "action": "extend"}  # given twice, such an option has the
 MANY_VALUES = ("formats", "input", "batches", "exclude", "free", "input_names", "output_names")
 
 
-def main(argv=None):
+def main(argv: list[str] | None = None) -> int:
     """Run the command line; a user's mistake ends in one message and an exit code."""
     open_closed_streams()
     # Exit through the context managers, which remove half-written files.
@@ -48,7 +50,7 @@ def main(argv=None):
     return run_command(lambda: run_export(argv), STOPPED)
 
 
-def run_export(argv):
+def run_export(argv: list[str] | None) -> int:
     """Export as the command line specifies; returns the exit code."""
     with interrupts() as check:
         arguments = parse(argv)
@@ -58,7 +60,7 @@ def run_export(argv):
         return exit_code(export(arguments, ROOT, check))
 
 
-def exit_code(failed):
+def exit_code(failed: dict[str, bool]) -> int:
     """The exit code for {output: whether it failed}."""
     if not any(failed.values()):
         return DONE
@@ -67,7 +69,7 @@ def exit_code(failed):
     return FAILED_ALONE[next(name for name, is_failed in failed.items() if is_failed)]
 
 
-def parse(argv):
+def parse(argv: list[str] | None) -> Namespace:
     parser = argparse.ArgumentParser(
         description="Export a checkpoint to TFLite, ONNX or StableHLO, and verify it against JAX.",
         epilog="Exit codes: 0 done, 1 nothing was written, 2 bad input, "
@@ -80,7 +82,7 @@ def parse(argv):
     return checked(parse_words(parser, argv))
 
 
-def add_source_options(add):
+def add_source_options(add: Callable[..., argparse.Action]) -> None:
     """The options that choose the model and the folder to write."""
     add("-c", "--config", help="the config (default: the one stored in the checkpoint)")
     add("overrides", nargs="*", metavar="path.to.key=value", help="override a value of the config")
@@ -107,7 +109,7 @@ def add_source_options(add):
     )
 
 
-def add_input_options(add):
+def add_input_options(add: Callable[..., argparse.Action]) -> None:
     """The options that choose the sizes and names of what the files take and return."""
     add("--batch", type=int, help="fix the batch size (default: any)")
     add(
@@ -138,7 +140,7 @@ def add_input_options(add):
     )
 
 
-def add_output_options(add):
+def add_output_options(add: Callable[..., argparse.Action]) -> None:
     """The options that choose what the files contain."""
     add(
         "--formats",
@@ -183,7 +185,7 @@ def add_output_options(add):
     )
 
 
-def add_verification_options(add):
+def add_verification_options(add: Callable[..., argparse.Action]) -> None:
     """The options that choose on what, and how strictly, the files are compared with JAX."""
     add(
         "--tolerance",
@@ -204,7 +206,7 @@ def add_verification_options(add):
     )
 
 
-def checked(arguments):
+def checked(arguments: Namespace) -> Namespace:
     """The validated arguments, with the parsed `shape` of `input`."""
     separate_overrides(arguments)
     formats = arguments.formats or DEFAULT_FORMATS
@@ -233,7 +235,7 @@ def checked(arguments):
     return arguments
 
 
-def separate_overrides(arguments):
+def separate_overrides(arguments: Namespace) -> None:
     """Move the overrides among the values of MANY_VALUES to `overrides`."""
     for option in MANY_VALUES:
         values = getattr(arguments, option) or []
@@ -244,7 +246,7 @@ def separate_overrides(arguments):
             raise UserError(f"--{name}: has no value; put overrides of the config before it")
 
 
-def check_numbers(arguments):
+def check_numbers(arguments: Namespace) -> None:
     """Validate the options that are numbers, and make `batches` a list of them."""
     if not 18 <= arguments.opset <= 23:
         raise UserError(f"--opset: must be 18 to 23, got {arguments.opset}")
@@ -260,7 +262,7 @@ def check_numbers(arguments):
         raise UserError(f"--tolerance: must be more than 0, got {tolerance:g}")
 
 
-def check_exclude(arguments):
+def check_exclude(arguments: Namespace) -> None:
     for pattern in arguments.exclude:
         try:
             re.compile(pattern)
@@ -272,13 +274,13 @@ def check_exclude(arguments):
         raise UserError(NO_NAMES)
 
 
-def check_choices(option, values, allowed):
+def check_choices(option: str, values: Iterable[str], allowed: Collection[str]) -> None:
     for value in values:
         if value not in allowed:
             raise UserError(f"{option}: unknown value {value!r}; choose from {', '.join(allowed)}")
 
 
-def parse_shape(texts):
+def parse_shape(texts: Sequence[str]) -> tuple[int, ...]:
     """The shape of one input, without the batch size that comes first."""
     text = " ".join(texts)
     numbers = re.findall(r"\d+", text)

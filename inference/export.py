@@ -9,12 +9,15 @@ import sys
 import time
 from argparse import Namespace
 from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from inference.child import Child
 from inference.demo.runtime import runtime
@@ -26,10 +29,11 @@ from inference.load import NHWC, Exportable, Form, load_to_export, no_parts
 from inference.metadata import size_names
 from inference.packages import first_import
 from inference.progress import Progress
-from inference.runtimes import open_model
+from inference.runtimes import Arrays, FileModel, open_model
 from inference.sizes import parse_free
 from inference.to_tflite import write_merged
-from inference.verify import Rows, table, take, title
+from inference.verify import Reports, Rows, table, take, title
+from model.base import Model
 from model.generate import Sampling, context_of, generate
 from training.checkpoint.storage import chosen_checkpoint
 from utils import RunError, UserError, echo, named_leaves
@@ -45,14 +49,18 @@ PROMPTS = (8, 3)  # tokens of the prompts of these texts
 LARGEST = 2**28  # bytes of the caches with which a step is verified
 
 
-def export(arguments, root, check=lambda: None):
+def export(
+    arguments: Namespace, root: Path, check: Callable[[], None] = lambda: None
+) -> dict[str, bool]:
     """Write the folder of a checkpoint; returns {format: whether it failed}. `check` raises the
     KeyboardInterrupt of a Ctrl-C that a package has caught."""
     with Progress() as progress, Child(first_import(arguments.formats)) as child:
         return export_with(child, check, progress, arguments, root)
 
 
-def export_with(child, check, progress, arguments, root):
+def export_with(
+    child: Child, check: Callable[[], None], progress: Progress, arguments: Namespace, root: Path
+) -> dict[str, bool]:
     """`export`, with the process in which TensorFlow and the runtimes work."""
     parse_free(arguments.free)  # fail before loading anything
     folder = Path(arguments.out) / arguments.name if arguments.name else None
@@ -78,9 +86,11 @@ def export_with(child, check, progress, arguments, root):
     with temporary_folder(folder) as work:
         is_text = is_decoder(exportable)
         if is_text:
-            arguments.free, tokenizer = text_options(arguments, exportable)
+            arguments.free = arguments.free or free_length(exportable)
+            if arguments.demo:
+                page_tokenizer(exportable.tokenizer)  # raises for one that a page cannot have
         exporter = Exporter(arguments, exportable, child, check, progress)
-        step = DecodeStep(exporter, tokenizer) if is_text else None
+        step = DecodeStep(exporter) if is_text else None
         reports, failures = exporter.reports(work / folder.name)
         if step:
             step.add_to(reports, failures, work / folder.name)
@@ -98,7 +108,7 @@ def export_with(child, check, progress, arguments, root):
     return {name: name in failures for name in outputs}
 
 
-def demo(path, writer):
+def demo(path: Path, writer: "Exporter | DecodeStep") -> dict[str, str]:
     """Write a page that runs the ONNX file; returns {} or {"demo": why there is none}."""
     try:
         writer.write_page(path, path.with_suffix(".html"))
@@ -107,7 +117,7 @@ def demo(path, writer):
     return {}
 
 
-def code_of(checkpoint, root):
+def code_of(checkpoint: Path, root: Path) -> Path:
     """The folder model/ with which a checkpoint was trained: the copy in its run, or else
     that of this project."""
     run = Path(checkpoint).parent
@@ -115,7 +125,9 @@ def code_of(checkpoint, root):
     return inside(run, "model") if is_run else Path(root) / "model"
 
 
-def write_report(work, code, exporter, reports, failures):
+def write_report(
+    work: Path, code: Path, exporter: Exporter, reports: Reports, failures: dict[str, str]
+) -> None:
     """Write the config, a copy of the folder `code` and the report about the files."""
     exportable, arguments, examples = exporter.exportable, exporter.arguments, exporter.examples
     ignored = shutil.ignore_patterns("__pycache__")
@@ -152,7 +164,7 @@ def write_report(work, code, exporter, reports, failures):
     (work / REPORT).write_text(readable_json(report) + "\n", encoding="utf-8")
 
 
-def readable_json(value):
+def readable_json(value: object) -> str:
     """Indented JSON in which a list of plain values is one line."""
     return re.sub(
         r"\[[^\[\]{}]*\]",
@@ -161,7 +173,7 @@ def readable_json(value):
     )
 
 
-def digest(path):
+def digest(path: Path) -> str | None:
     """The SHA-256 of a checkpoint; None for a checkpoint that is a folder."""
     if not path.is_file():
         return None
@@ -169,7 +181,7 @@ def digest(path):
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def versions():
+def versions() -> dict[str, str]:
     """The versions of the packages that are installed."""
     installed = {}
     for name in PACKAGES:
@@ -178,7 +190,7 @@ def versions():
     return installed
 
 
-def decoding(reports):
+def decoding(reports: Reports) -> Iterator[str]:
     """The table of the decode steps of a language model, and how much of their greedy text is that
     of JAX."""
     steps = {name: report["decode"] for name, report in reports.items() if "decode" in report}
@@ -189,7 +201,7 @@ def decoding(reports):
         yield f"{title(report)}: {same:.1%} of {texts} x {tokens} greedy tokens are those of JAX"
 
 
-def accuracies(reports):
+def accuracies(reports: Reports) -> Iterator[str]:
     """One line per format: its metrics on the test set before and after quantization."""
     for name, report in reports.items():
         if scores := report.get("test_set"):
@@ -198,31 +210,28 @@ def accuracies(reports):
             yield f"{name}, {report['precision']}, on the test set: {', '.join(changes)}"
 
 
-def is_decoder(exportable):
+def is_decoder(exportable: Exportable) -> bool:
     """Whether a model is a text decoder."""
     return getattr(exportable.parts.model, "cache", None) is not None
 
 
-def text_options(arguments, exportable):
-    """(--free of a decoder: texts of any length unless the user says otherwise; the tokenizer for
-    its page, or None)"""
-    tokenizer = page_tokenizer(exportable.tokenizer) if arguments.demo else None
+def free_length(exportable: Exportable) -> list[str]:
+    """The --free with which a decoder takes texts of any length."""
     is_text = all(len(x.shape) == 1 for x in jax.tree.leaves(exportable.inputs))
-    length = [f"1:length:1-{context_of(exportable.parts.model)}"] if is_text else []
-    return arguments.free or length, tokenizer
+    return [f"1:length:1-{context_of(exportable.parts.model)}"] if is_text else []
 
 
 class DecodeStep:
     """The second function of a decoder. `whole` is the Exporter of the first, the logits of a whole
-    text, and `tokenizer` what `text_options` returns."""
+    text."""
 
-    def __init__(self, whole, tokenizer):
-        self.whole, self.tokenizer = whole, tokenizer
+    def __init__(self, whole: Exporter) -> None:
+        self.whole = whole
         self.context = context_of(whole.exportable.parts.model)
         self.texts = texts(whole, self.context)
         self.step = step_exporter(whole, self.texts)
 
-    def add_to(self, reports, failures, stem):
+    def add_to(self, reports: Reports, failures: dict[str, str], stem: Path) -> None:
         """Write the step of each format in `reports`, into which its report goes as `decode`; a
         format whose step fails goes from the `reports` to the `failures`."""
         for name in list(reports):
@@ -236,11 +245,12 @@ class DecodeStep:
                 remove(step_path(path))
             self.whole.check()
 
-    def write_page(self, path, page):
+    def write_page(self, path: Path, page: Path) -> None:
         """Write a web page that generates text with the decode step beside the ONNX file `path`."""
-        write_text_page(step_path(path), page, path.stem, self.context, self.tokenizer)
+        tokenizer = page_tokenizer(self.whole.exportable.tokenizer)
+        write_text_page(step_path(path), page, path.stem, self.context, tokenizer)
 
-    def report(self, format, file, whole):
+    def report(self, format: str, file: Path, whole: dict[str, Any]) -> dict[str, Any]:
         """The report of the step, which is written beside the `file` of the report `whole`."""
         path = step_path(file)
         report = self.step.report(format, path)
@@ -255,7 +265,7 @@ class DecodeStep:
         report["greedy"] = self.greedy(open_model(path, signature), report)
         return report
 
-    def merge(self, path, step):
+    def merge(self, path: Path, step: Path) -> None:
         """Make one TFLite file of two, which shares their weights."""
         work = path.with_name(f"merged {path.name}")
         files = {WHOLE: path, SIGNATURE: step}
@@ -270,7 +280,7 @@ class DecodeStep:
         work.replace(path)
         step.unlink()
 
-    def greedy(self, model, report):
+    def greedy(self, model: FileModel, report: dict[str, Any]) -> dict[str, Any]:
         """The share of greedy tokens on which the file and JAX agree, where both read the greedy
         text of JAX. In float32 they agree on all tokens, or the logits of the two tokens are equal
         within the tolerance."""
@@ -283,7 +293,7 @@ class DecodeStep:
             texts = generate(model_in_jax, weights["params"], prompts, LENGTH, GREEDY, **options)
         expected, same, behind = iter(np.stack(texts, 1)), [], []
 
-        def follow(logits):
+        def follow(logits: np.ndarray) -> np.ndarray:
             want, got = next(expected), logits.argmax(-1)
             same.append(got == want)
             lead = logits[np.arange(rows), got] - logits[np.arange(rows), want]
@@ -302,12 +312,18 @@ class DecodeStep:
         return {"tokens": LENGTH, "texts": rows, "same": round(float(np.mean(same)), 4)}
 
 
-def step_path(path):
+def step_path(path: Path) -> Path:
     """The file of the decode step beside the file of the logits."""
     return path.with_name(f"{path.stem}_{SIGNATURE}{path.suffix}")
 
 
-def step_function(model, structure, names, weights, inputs):
+def step_function(
+    model: Model,
+    structure: Any,
+    names: Sequence[str],
+    weights: dict[str, PyTree],
+    inputs: dict[str, jax.Array],
+) -> OrderedDict[str, jax.Array]:
     """The logits of the next token, and the cache, of one more token of each text."""
     cache = jax.tree.unflatten(structure, [inputs[name] for name in names])
     state = weights["state"] | {"cache": cache}
@@ -317,7 +333,7 @@ def step_function(model, structure, names, weights, inputs):
     return OrderedDict({LOGITS: logits[:, 0]} | {NEXT + name: new[name] for name in new})
 
 
-def step_exporter(whole, texts):
+def step_exporter(whole: Exporter, texts: np.ndarray) -> Exporter:
     """The exporter of the step."""
     exportable, model = whole.exportable, whole.exportable.parts.model
     cache = jax.eval_shape(lambda: model.cache(1)["cache"])
@@ -337,13 +353,15 @@ def step_exporter(whole, texts):
     return Exporter(arguments, step, whole.child, whole.check, whole.progress, examples)
 
 
-def filled_caches(model, weights, texts):
+def filled_caches(model: Model, weights: dict[str, PyTree], texts: np.ndarray) -> Arrays:
     """{input: array} of a step that follows beginnings of texts, from short to whole ones."""
     rows, context = texts.shape
+    empty_cache = model.cache
+    assert empty_cache is not None  # it is a decoder
 
     @jax.jit
-    def read(weights):
-        state = weights["state"] | model.cache(rows)
+    def read(weights: dict[str, PyTree]) -> PyTree:
+        state = weights["state"] | empty_cache(rows)
         return model.apply(weights["params"], state, texts, train=False, key=None)[1]["cache"]
 
     with jax.default_device(jax.devices("cpu")[0]):
@@ -353,7 +371,7 @@ def filled_caches(model, weights, texts):
     return {TOKEN: texts[np.arange(rows), position]} | cache
 
 
-def texts(whole, context):
+def texts(whole: Exporter, context: int) -> np.ndarray:
     """Rows of tokens that fill the context: those of the data, or random ones."""
     model = whole.exportable.parts.model
     leaves = jax.tree.leaves(jax.eval_shape(lambda: model.cache(1)))

@@ -5,16 +5,19 @@ import gzip
 import hashlib
 import html
 import json
+from collections.abc import Callable, Sequence
 from functools import reduce
 from pathlib import Path
 from string import Template
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, PyTree
 
 from inference.demo.runtime import PROGRAM, SCRIPT, VERSION, runtime
+from inference.load import Exportable
 from inference.lowering.trace import describe
 from utils import UserError, named_leaves
 from utils.files import atomic_write
@@ -35,7 +38,9 @@ class Pixels(NamedTuple):
 UNIT, BYTES = Pixels(0, 1), Pixels(0, 255)
 
 
-def write_demo(model, page, exportable, classes=None):
+def write_demo(
+    model: Path, page: Path, exportable: Exportable, classes: Sequence[str] | None = None
+) -> None:
     """Write a page for the ONNX file `model`, of an `Exportable`; `classes` are the names."""
     leaves = named_leaves(exportable.inputs)
     if len(leaves) != 1:
@@ -54,8 +59,16 @@ def write_demo(model, page, exportable, classes=None):
 
 
 def write_page(
-    model, page, title, shape, *, layout="nhwc", pixels=UNIT, kind="logits", labels=None
-):
+    model: Path,
+    page: Path,
+    title: str,
+    shape: Sequence[int],
+    *,
+    layout: str | None = "nhwc",
+    pixels: Pixels = UNIT,
+    kind: str = "logits",
+    labels: Sequence[str] | None = None,
+) -> None:
     """Write a page for the ONNX file `model`, whose examples have this shape and these pixels.
 
     `kind` says what the model returns: "logits" or "probabilities" of the classes `labels`, or
@@ -71,7 +84,7 @@ def write_page(
     atomic_write(page, document(model, facts, "prediction").encode())
 
 
-def input_facts(shape, layout, pixels):
+def input_facts(shape: Sequence[int], layout: str | None, pixels: Pixels) -> dict[str, Any]:
     """How the user enters an example: by drawing, by choosing an image, or as numbers."""
     channels = 0 if layout == "nchw" else 2
     if len(shape) != 3 or shape[channels] not in (1, 3, 4):
@@ -82,7 +95,9 @@ def input_facts(shape, layout, pixels):
     return {"input": "draw" if is_drawn else "image", **size, **pixels._asdict()}
 
 
-def document(model, facts, kind, *scripts, **contents):
+def document(
+    model: Path, facts: dict[str, Any], kind: str, *scripts: str, **contents: bytes
+) -> str:
     """The text of a page that holds a model, and other contents by the ids of their elements. The
     page has the body and the script of its `kind`, and more `scripts` before that one."""
     if Path(f"{model}.data").exists():
@@ -119,17 +134,17 @@ def document(model, facts, kind, *scripts, **contents):
     )
 
 
-def part(name):
+def part(name: str) -> str:
     """The text of a file that is a part of pages."""
     return HERE.joinpath(name).read_text(encoding="utf-8")
 
 
-def packed(content):
+def packed(content: bytes) -> str:
     """Bytes as text; compression makes the runtime four times smaller."""
     return base64.b64encode(gzip.compress(content, 6, mtime=0)).decode()
 
 
-def pixels_of(exportable):
+def pixels_of(exportable: Exportable) -> Pixels:
     """The pixel values of an image model, measured by preprocessing images of one color, and one
     drawn at random, which must agree with them.
 
@@ -158,11 +173,13 @@ def pixels_of(exportable):
     return UNIT
 
 
-def preprocessed(preprocess, image):
+def preprocessed(preprocess: Sequence[Callable[[PyTree], PyTree]], image: Array) -> np.ndarray:
     return np.asarray(reduce(lambda x, fn: fn(x), preprocess, image))
 
 
-def linear_pixels(black, grey, white, noise, shares):
+def linear_pixels(
+    black: np.ndarray, grey: np.ndarray, white: np.ndarray, noise: np.ndarray, shares: np.ndarray
+) -> Pixels:
     """The pixel values; raises unless they are linear and the same at every position. `noise` is
     the image of these shares of white."""
     alike = "--demo: the config's preprocess does not treat all pixels alike, as the page does; "
