@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -76,14 +76,8 @@ def parse(argv: list[str] | None) -> Namespace:
         "3 TFLite failed, 4 ONNX failed, 5 the demo failed, 6 StableHLO failed; the rest is "
         "written. 130 stopped by Ctrl-C.",
     )
-    add_source_options(parser.add_argument)
-    add_input_options(parser.add_argument)
-    add_output_options(parser.add_argument)
-    return checked(parse_words(parser, argv))
-
-
-def add_source_options(add: Callable[..., argparse.Action]) -> None:
-    """The options that choose the model and the folder to write."""
+    add = parser.add_argument
+    # Options that choose the model and the folder to write.
     add("-c", "--config", help="the config (default: the one stored in the checkpoint)")
     add("overrides", nargs="*", metavar="path.to.key=value", help="override a value of the config")
     add(
@@ -108,9 +102,7 @@ def add_source_options(add: Callable[..., argparse.Action]) -> None:
         help="allow a config stored in a checkpoint to import its dotted names",
     )
 
-
-def add_input_options(add: Callable[..., argparse.Action]) -> None:
-    """The options that choose the sizes and names of what the files take and return."""
+    # Options that choose the sizes and names of what the files take and return.
     add("--batch", type=int, help="fix the batch size (default: any)")
     add(
         "--free",
@@ -139,9 +131,7 @@ def add_input_options(add: Callable[..., argparse.Action]) -> None:
         help="the image layout that callers pass, nhwc or nchw (default: that of --input, or nhwc)",
     )
 
-
-def add_output_options(add: Callable[..., argparse.Action]) -> None:
-    """The options that choose what the files contain."""
+    # Options that choose what the files contain.
     add(
         "--formats",
         **MANY,
@@ -164,7 +154,25 @@ def add_output_options(add: Callable[..., argparse.Action]) -> None:
         action="store_true",
         help="add a softmax, so that the file returns probabilities",
     )
-    add_verification_options(add)
+    # Options that choose on what, and how strictly, the files are compared with JAX.
+    add(
+        "--tolerance",
+        type=float,
+        help="the largest error, as a share of the largest output (default: by the precision)",
+    )
+    add("--real-only", action="store_true", help="verify on no random inputs")
+    add(
+        "--inputs",
+        metavar="FILE",
+        help="an npz of inputs, as the exported file takes them, to verify on these too",
+    )
+    add(
+        "--batches",
+        **MANY,
+        metavar="N",
+        help="the batch sizes to verify at (default: 1 3 64)",
+    )
+    # Options that choose the precision, and the page.
     add("--quantize", metavar="PRECISION", help=f"one of {', '.join(PRECISIONS)}")
     add(
         "--exclude",
@@ -183,27 +191,7 @@ def add_output_options(add: Callable[..., argparse.Action]) -> None:
         action="store_true",
         help="write a web page beside the ONNX file that runs it in a browser",
     )
-
-
-def add_verification_options(add: Callable[..., argparse.Action]) -> None:
-    """The options that choose on what, and how strictly, the files are compared with JAX."""
-    add(
-        "--tolerance",
-        type=float,
-        help="the largest error, as a share of the largest output (default: by the precision)",
-    )
-    add("--real-only", action="store_true", help="verify on no random inputs")
-    add(
-        "--inputs",
-        metavar="FILE",
-        help="an npz of inputs, as the exported file takes them, to verify on these too",
-    )
-    add(
-        "--batches",
-        **MANY,
-        metavar="N",
-        help="the batch sizes to verify at (default: 1 3 64)",
-    )
+    return checked(parse_words(parser, argv))
 
 
 def checked(arguments: Namespace) -> Namespace:

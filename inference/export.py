@@ -1,4 +1,8 @@
-"""Export a checkpoint to a folder of verified files; an export that fails leaves nothing behind."""
+"""Export a checkpoint to a folder of verified files; an export that fails leaves nothing behind.
+
+A language model becomes two functions: the logits of a whole text, of any length, and a decode
+step, which continues texts token by token with a cache as inputs and outputs.
+"""
 
 import hashlib
 import importlib.metadata
@@ -84,7 +88,7 @@ def export_with(
     folder = folder or Path(arguments.out) / exportable.parts.title
     prepare(folder, arguments.force)
     with temporary_folder(folder) as work:
-        is_text = is_decoder(exportable)
+        is_text = getattr(exportable.parts.model, "cache", None) is not None
         if is_text:
             arguments.free = arguments.free or free_length(exportable)
             if arguments.demo:
@@ -96,7 +100,11 @@ def export_with(
             step.add_to(reports, failures, work / folder.name)
         if reports:
             if arguments.demo and "onnx" in reports:
-                failures |= demo(work / reports["onnx"]["file"], step or exporter)
+                file = work / reports["onnx"]["file"]
+                try:
+                    (step or exporter).write_page(file, file.with_suffix(".html"))
+                except UserError as error:
+                    failures["demo"] = f"demo: {error}"
             write_report(work, code_of(arguments.weights, root), exporter, reports, failures)
             check()
             replace(work, folder, arguments.force)
@@ -106,15 +114,6 @@ def export_with(
     echo(*failures.values(), sep="\n", end="\n" if failures else "", file=sys.stderr)
     outputs = [*arguments.formats, *(["demo"] if arguments.demo else [])]
     return {name: name in failures for name in outputs}
-
-
-def demo(path: Path, writer: "Exporter | DecodeStep") -> dict[str, str]:
-    """Write a page that runs the ONNX file; returns {} or {"demo": why there is none}."""
-    try:
-        writer.write_page(path, path.with_suffix(".html"))
-    except UserError as error:
-        return {"demo": f"demo: {error}"}
-    return {}
 
 
 def code_of(checkpoint: Path, root: Path) -> Path:
@@ -208,11 +207,6 @@ def accuracies(reports: Reports) -> Iterator[str]:
             before, after = scores["before"], scores["after"]
             changes = [f"{key} {before[key]:.4f} -> {after[key]:.4f}" for key in before]
             yield f"{name}, {report['precision']}, on the test set: {', '.join(changes)}"
-
-
-def is_decoder(exportable: Exportable) -> bool:
-    """Whether a model is a text decoder."""
-    return getattr(exportable.parts.model, "cache", None) is not None
 
 
 def free_length(exportable: Exportable) -> list[str]:

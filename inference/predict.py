@@ -45,12 +45,12 @@ FIRST_COLUMN = b"input,"  # the beginning of a table of predictions
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; a user's mistake ends in one message and an exit code."""
-    return run_command(lambda: run(parse(argv)))
 
+    def run() -> None:
+        arguments = parse(argv)
+        (write if is_text(arguments) else predict)(arguments)
 
-def run(arguments: Namespace) -> None:
-    """Continue a text, or print predictions."""
-    (write if is_text(arguments) else predict)(arguments)
+    return run_command(run)
 
 
 def is_text(arguments: Namespace) -> bool:

@@ -30,15 +30,10 @@ def interrupts() -> Iterator[Callable[[], None]]:
         if came.is_set():
             raise KeyboardInterrupt
 
-    is_main = threading.current_thread() is threading.main_thread()
-    previous = signal.getsignal(signal.SIGINT) if is_main else signal.SIG_IGN
-    if previous not in (signal.SIG_IGN, None):  # an ignored signal stays ignored
-        signal.signal(signal.SIGINT, note)
     try:
-        yield check
+        with handled_by(note):
+            yield check
     finally:
-        if previous not in (signal.SIG_IGN, None):
-            signal.signal(signal.SIGINT, previous)
         check()
 
 
@@ -51,12 +46,19 @@ def ended_by_interrupt(message: str) -> Iterator[None]:
         print(message, file=sys.stderr, flush=True)
         os._exit(INTERRUPTED)
 
+    with handled_by(end):
+        yield
+
+
+@contextmanager
+def handled_by(handler: Callable[..., object]) -> Iterator[None]:
+    """A context in which Ctrl-C calls the handler, unless it is ignored."""
     is_main = threading.current_thread() is threading.main_thread()
     previous = signal.getsignal(signal.SIGINT) if is_main else signal.SIG_IGN
     if previous in (signal.SIG_IGN, None):  # an ignored signal stays ignored
         yield
         return
-    signal.signal(signal.SIGINT, end)
+    signal.signal(signal.SIGINT, handler)
     try:
         yield
     finally:

@@ -1,10 +1,10 @@
-"""Quantize ONNX files with onnxruntime's tools."""
+"""Quantize ONNX files with onnxruntime's tools; find the weights that --exclude names."""
 
 import difflib
-import heapq
 import re
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -252,21 +252,12 @@ def sort_nodes(graph: "GraphProto") -> None:
     """Put the nodes of a graph into an order in which each comes after those that it reads."""
     nodes = list(graph.node)
     makers = {name: i for i, node in enumerate(nodes) for name in node.output if name}
-    before = [{makers[name] for name in reads(node) & makers.keys()} for node in nodes]
-    after = {i: [] for i in range(len(nodes))}
-    for i, others in enumerate(before):
-        for j in others:
-            after[j].append(i)
-    ready, order = [i for i, others in enumerate(before) if not others], []
-    while ready:
-        i = heapq.heappop(ready)
-        order.append(nodes[i])
-        for j in after[i]:
-            before[j].discard(i)
-            if not before[j]:
-                heapq.heappush(ready, j)
+    before = {
+        i: {makers[name] for name in reads(node) & makers.keys()} for i, node in enumerate(nodes)
+    }
+    ordered = [nodes[i] for i in TopologicalSorter(before).static_order()]
     del graph.node[:]
-    graph.node.extend(order)
+    graph.node.extend(ordered)
 
 
 def excluded_weights(
@@ -403,7 +394,13 @@ def narrow_model(model: "ModelProto", exclude: set[str]) -> None:
             for value in (*graph.input, *graph.output):
                 if value.name in floats:
                     value.type.tensor_type.elem_type = TensorProto.FLOAT16
-    kept |= {name for graph in graphs(model.graph) for name in float32_only(graph, version)}
+    kept |= {  # an op only takes these in float32
+        name
+        for graph in graphs(model.graph)
+        for node in graph.node
+        for i, name in enumerate(node.input)
+        if name and is_concrete(node, i, version)
+    }
     for tensor in model.graph.initializer:
         if tensor.data_type == TensorProto.FLOAT and tensor.name not in kept:
             narrow(tensor)
@@ -418,6 +415,7 @@ def convert_nodes(
     """Change the constants of a graph's nodes; casts around those that compute in float32."""
     from onnx import TensorProto, helper
 
+    constants = {tensor.name for tensor in graph.initializer}
     for node in list(graph.node):
         for attribute in node.attribute:
             if attribute.type == attribute.TENSOR and attribute.t.data_type == TensorProto.FLOAT:
@@ -431,7 +429,7 @@ def convert_nodes(
                     continue
                 if not is_wide and takes_float16(node, i, is_input, version):
                     continue
-                if is_input and is_concrete(node, i, version) and is_initializer(graph, name):
+                if is_input and is_concrete(node, i, version) and name in constants:
                     continue  # it stays float32
                 names[i] = f"{name}_in_float32_{len(graph.node)}"
                 pair = (name, names[i]) if is_input else (names[i], name)
@@ -464,18 +462,6 @@ def takes_float16(node: "NodeProto", i: int, is_input: bool, version: int) -> bo
 def is_concrete(node: "NodeProto", i: int, version: int) -> bool:
     """Whether an operand can only be float32, as the scales of Resize."""
     return formal(node, i, True, version)[1].type_str == "tensor(float)"
-
-
-def is_initializer(graph: "GraphProto", name: str) -> bool:
-    return any(tensor.name == name for tensor in graph.initializer)
-
-
-def float32_only(graph: "GraphProto", version: int) -> Iterator[str]:
-    """The names of the operands in a graph that can only be float32."""
-    for node in graph.node:
-        for i, name in enumerate(node.input):
-            if name and is_concrete(node, i, version):
-                yield name
 
 
 def narrow(tensor: "TensorProto") -> None:

@@ -7,17 +7,14 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from inference.child import Child
 from inference.packages import quiet
+from inference.quantize_onnx import graphs
 from utils import UserError, check_memory, first_line
-
-if TYPE_CHECKING:
-    from onnx import GraphProto
-
 
 Arrays = dict[str, np.ndarray]  # {input or output: array}
 Specs = dict[
@@ -89,10 +86,11 @@ class OnnxModel:
         return dict(zip(self.outputs, results, strict=True))
 
     def nodes(self) -> int:
-        """The number of nodes in the file."""
+        """The number of nodes in the file, also inside loops and branches."""
         import onnx
 
-        return count_nodes(onnx.load(self.path, load_external_data=False).graph)
+        graph = onnx.load(self.path, load_external_data=False).graph
+        return sum(len(each.node) for each in graphs(graph))
 
 
 class LiteRTModel:
@@ -115,13 +113,7 @@ class LiteRTModel:
             {name: detail["index"] for name, detail in details.items()}
             for details in (inputs, outputs)
         )
-        self.inputs, self.outputs = (
-            {
-                name: (free_as_none(detail["shape_signature"]), np.dtype(detail["dtype"]))
-                for name, detail in details.items()
-            }
-            for details in (inputs, outputs)
-        )
+        self.inputs, self.outputs = specs_of(inputs), specs_of(outputs)
         self.shapes = None
         self.path = path
 
@@ -154,6 +146,14 @@ def in_order(
     return dict(sorted(by_name.items(), key=lambda item: indices.index(item[1]["index"])))
 
 
+def specs_of(details: dict[str, dict[str, Any]]) -> Specs:
+    """The shapes and dtypes of the tensors that LiteRT describes."""
+    return {
+        name: (free_as_none(detail["shape_signature"]), np.dtype(detail["dtype"]))
+        for name, detail in details.items()
+    }
+
+
 class LiteRTSignature:
     """A signature of several in LiteRT; `inputs` and `outputs` as in OnnxModel."""
 
@@ -162,13 +162,8 @@ class LiteRTSignature:
 
         self.path, self.started = path, False
         self.runner = Interpreter(str(path), num_threads=1).get_signature_runner(signature)
-        self.inputs, self.outputs = (
-            {
-                name: (free_as_none(detail["shape_signature"]), np.dtype(detail["dtype"]))
-                for name, detail in details.items()
-            }
-            for details in (self.runner.get_input_details(), self.runner.get_output_details())
-        )
+        self.inputs = specs_of(self.runner.get_input_details())
+        self.outputs = specs_of(self.runner.get_output_details())
 
     def __call__(self, arrays: Arrays) -> Arrays:
         if self.started:
@@ -236,13 +231,6 @@ def onnx_type(name: str) -> np.dtype:
     """tensor(float) -> float32"""
     inner = name.removeprefix("tensor(").removesuffix(")")
     return np.dtype({"float": "float32", "double": "float64"}.get(inner, inner))
-
-
-def count_nodes(graph: "GraphProto") -> int:
-    """The number of nodes, including those inside loops and branches."""
-    inner = [a.g for node in graph.node for a in node.attribute if a.HasField("g")]
-    inner += [g for node in graph.node for a in node.attribute for g in a.graphs]
-    return len(graph.node) + sum(map(count_nodes, inner))
 
 
 class IsolatedModel:

@@ -1,4 +1,7 @@
-"""Write a traced function as a TFLite file of builtin ops, through TensorFlow's converter."""
+"""Write a traced function as a TFLite file of builtin ops, through TensorFlow's converter.
+
+Several files become one with a signature for each, which share their weights.
+"""
 
 import tempfile
 import warnings

@@ -1,4 +1,6 @@
-"""Convert a TFLite file to ONNX with tf2onnx, and work around its bugs."""
+"""What the jax2tf route does in TensorFlow: it reads a StableHLO module, and converts a TFLite file
+to ONNX with tf2onnx, whose bugs are worked around. This file needs no JAX, so that a child process
+starts fast."""
 
 import tempfile
 from collections.abc import Iterator
