@@ -133,11 +133,11 @@ class Child:
         self.output.seek(max(0, self.output.seek(0, 2) - MAX_OUTPUT))
         fatal = FATAL.findall(self.output.read())
         self.stop()
-        how = signal.strsignal(-code) if code < 0 else f"exit code {code}"
-        if how == "Killed":
-            how += "; this is how the system ends a process when memory runs out"
+        cause = str(signal.strsignal(-code)) if code < 0 else f"exit code {code}"
+        if cause == "Killed":
+            cause += "; this is how the system ends a process when memory runs out"
         printed = f" ({fatal[0].decode(errors='replace').strip()})" if fatal else ""
-        return f"{step} ended its process: {how}{printed}"
+        return f"{step} ended its process: {cause}{printed}"
 
 
 def serve() -> None:

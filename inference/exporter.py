@@ -197,7 +197,7 @@ class Exporter:
         return facts_of(self.exportable, title, source, checkpoint and commit_of(checkpoint))
 
     def verified(self, path: Path, precision: str, judged: Sequence[str] = KINDS) -> dict[str, Any]:
-        """The report about a file that computes what JAX computes."""
+        """Compare a file with JAX; returns the report of `verify`."""
         self.progress(f"{path.name}: verifying")
         tolerance = self.arguments.tolerance or TOLERANCE[precision]
         given = self.cases, tolerance, self.batches, judged, self.classes, self.compared
@@ -318,8 +318,8 @@ class Exporter:
 
 
 def float32_warning(shares: dict[str, float], excluded: Sequence[str]) -> str | None:
-    """The sentence about weights, {name: share of the file}, that are not `excluded` by a regex;
-    None if they are a small part of it."""
+    """What a warning says about the float32 weights, {name: share of the file}, that no regex has
+    `excluded`; None if they are a small part of the file."""
 
     def is_excluded(name: str) -> bool:
         names = (name, quantize_onnx.without_number(name))

@@ -84,8 +84,6 @@ def write(arguments: Namespace) -> None:
     loaded = load(checkpoint, config=arguments.config, trust=arguments.trust)
     tokenizer = None
     if arguments.tokenizer:
-        from data_loader.tokenizers.saved import tokenizer_file
-
         tokenizer = tokenizer_file(arguments.tokenizer)
         vocab_size = loaded.record.get("facts", {}).get("vocab_size")
         check_tokenizer(tokenizer, loaded.tokenizer, vocab_size, arguments.tokenizer)
@@ -110,27 +108,24 @@ def checked_text(arguments: Namespace) -> tuple[str, Sampling]:
 
 
 def prompt_of(arguments: Namespace) -> str:
-    if not arguments.prompt_file:
-        return checked_prompt(arguments.prompt or "")
-    if arguments.prompt:
-        raise UserError("--prompt: leave it out, or --prompt-file; the text has one beginning")
+    """The prompt of --prompt or --prompt-file. Bytes that are not UTF-8 reach Python as lone
+    surrogates, which cannot be encoded."""
+    prompt = arguments.prompt or ""
     path = arguments.prompt_file
+    if not path:
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            found = f"character {error.start} is {error.object[error.start]!a}"
+            fix = "pass a --prompt-file in UTF-8"
+            raise UserError(f"--prompt: is not UTF-8: {found}; {fix}") from error
+        return prompt
+    if prompt:
+        raise UserError("--prompt: leave it out, or --prompt-file; the text has one beginning")
     try:
         return decoded(path, read_file(path))
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-
-
-def checked_prompt(prompt: str) -> str:
-    """A prompt that can be encoded: bytes that are not UTF-8 reach Python as lone surrogates."""
-    try:
-        prompt.encode()
-    except UnicodeEncodeError as error:
-        found = f"character {error.start} is {error.object[error.start]!a}"
-        raise UserError(
-            f"--prompt: is not UTF-8: {found}; pass a --prompt-file in UTF-8"
-        ) from error
-    return prompt
 
 
 def text_pieces(
@@ -143,8 +138,8 @@ def text_pieces(
 ) -> Iterator[str]:
     """The prompt and then the text that follows it, piece by piece, up to the end of the
     document."""
-    from data_loader.tokenizers.saved import streamed
-    from model.generate import context_of, stream
+    from model.generate import context_of
+    from model.generate import stream as stream_of_model
 
     tokenizer = tokenizer or tokenizer_of(loaded)
     start, stop = first_tokens(tokenizer, prompt), tokenizer.end_of_text
@@ -154,7 +149,7 @@ def text_pieces(
         # Before anything is shown.
         check_amount(tokens, seed)
         check([start], context_of(loaded.model), sampling)
-        pieces = stream(loaded.model, loaded.params, [start], tokens, sampling, **options)
+        pieces = stream_of_model(loaded.model, loaded.params, [start], tokens, sampling, **options)
         rows = (row[: until(stop, row)] for [row] in pieces)
         yield prompt
         yield from streamed(tokenizer, chain.from_iterable(rows))
@@ -193,10 +188,6 @@ def check_tokenizer(
         raise UserError(
             f"--tokenizer: {source} has {count} tokens, the model knows {vocab_size}; {fix}"
         )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
 
 
 class Decoder(NamedTuple):
@@ -374,3 +365,7 @@ def exported_tokenizer(folder: Path, file: str | None, model: FileModel) -> Toke
     shape, _ = model.outputs[LOGITS]
     check_tokenizer(tokenizer, recorded, shape[-1], file or stored)
     return tokenizer
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -485,13 +485,10 @@ def cast_ends(graph: "GraphProto", floats: set[str]) -> None:
         for node in inner.node:
             node.input[:] = [(inputs | outputs).get(name, name) for name in node.input]
             node.output[:] = [outputs.get(name, name) for name in node.output]
-    for pairs, dtype in (
-        (inputs.items(), TensorProto.FLOAT16),
-        (outputs.items(), TensorProto.FLOAT),
-    ):
-        for outside, inside in pairs:
-            ends = (outside, inside) if dtype == TensorProto.FLOAT16 else (inside, outside)
-            graph.node.append(helper.make_node("Cast", ends[:1], ends[1:], to=dtype))
+    for outside, inside in inputs.items():
+        graph.node.append(helper.make_node("Cast", [outside], [inside], to=TensorProto.FLOAT16))
+    for outside, inside in outputs.items():
+        graph.node.append(helper.make_node("Cast", [inside], [outside], to=TensorProto.FLOAT))
 
 
 def excluded_names(names: Collection[str], patterns: Iterable[str], place: str = "") -> set[str]:

@@ -1,8 +1,9 @@
 """Quantize TFLite files with TensorFlow's tools.
 
-Weights that a quantized file keeps in float32, for which TensorFlow's converter has no
-option: the names of the ops that read them contain KEPT. In int8 the quantizer leaves out ops by
-their names; in other precisions these ops get the weights of the float32 file."""
+TensorFlow's converter has no option that keeps some weights in float32. So the ops that read such
+weights have names that contain KEPT: in int8, the quantizer leaves out ops by their names; in other
+precisions, these ops get the weights of the float32 file.
+"""
 
 import copy
 from pathlib import Path

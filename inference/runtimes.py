@@ -54,7 +54,7 @@ def open_model(path: str | Path, signature: str | None = None) -> FileModel:
         )
     try:
         if signature:
-            return LiteRTSignature(path, signature)  # pyright: ignore  # nobody counts its nodes
+            return LiteRTSignature(path, signature)  # pyright: ignore[reportReturnType]  # no nodes
         return MODELS[suffix](path)
     except Exception as error:  # damaged files raise many kinds
         raise UserError(f"{path}: cannot be read as {suffix[1:]}: {first_line(error)}") from error

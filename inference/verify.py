@@ -163,7 +163,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def is_judged(check: dict[str, Any], judged: Collection[str]) -> bool:
-    """Whether a check is of a kind that is judged, at these sizes or others."""
+    """Whether a check must pass: the kind of its inputs, at any free sizes, is judged."""
     return check["data"].split(",")[0] in judged
 
 
@@ -580,7 +580,7 @@ def as_spec(
     spec: jax.ShapeDtypeStruct,
     is_batched: bool = True,
 ) -> np.ndarray:
-    """An array in the type of an input, once its shape is known to be that of a batch of them."""
+    """The array in the dtype of an input; raises if its shape or its numbers do not fit."""
     shape = array.shape[1:] if is_batched else array.shape
     fits = (array.ndim or not is_batched) and shape == spec.shape
     fits = fits and array.dtype.kind not in "OSUMm"
@@ -650,7 +650,7 @@ def inputs_of(
     inputs = {kind: repeated(take(x, 0, size), size) for kind, x in known.items()}
     seen = next(iter(known.values()), None)
     if not is_real_only:
-        say_constant(seen or {}, tables)
+        print_constant(seen or {}, tables)
         inputs = {"random": random_inputs(exportable, size, seen, tables)} | inputs
     for sizes, shapes in tried:
         kind = next(iter(inputs))
@@ -662,8 +662,8 @@ def inputs_of(
     return inputs
 
 
-def say_constant(seen: Arrays, tables: dict[str, int]) -> None:
-    """Say which random inputs do not have the range of the real ones, which have none."""
+def print_constant(seen: Arrays, tables: dict[str, int]) -> None:
+    """Print which random inputs cannot have the range of the real ones, since those are constant."""
     for name, array in seen.items():
         if is_constant(array):
             number = array.reshape(-1)[0]

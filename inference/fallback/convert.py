@@ -206,21 +206,16 @@ class Module(NamedTuple):
 def stablehlo_of(function: Callable[..., Any], shapes: Iterable[jax.ShapeDtypeStruct]) -> Module:
     """The module of a function of arrays of these shapes, which may have symbolic sizes."""
     exported = export.export(jax.jit(function), platforms=["cpu"])(*shapes)
+    # JAX and jax2tf write the StableHLO of a month ago, in which an older TensorFlow cannot read
+    # `erf`; it reads that of 12 weeks ago.
+    version = stablehlo.get_version_from_compatibility_requirement(
+        stablehlo.StablehloCompatibilityRequirement.WEEK_12
+    )
     with ir.Context() as context:
         stablehlo.register_dialect(context)
         module = stablehlo.deserialize_portable_artifact(context, exported.mlir_module_serialized)
-        data = stablehlo.serialize_portable_artifact(module, readable_version())
+        data = stablehlo.serialize_portable_artifact(module, version)
     return Module(data, exported.calling_convention_version, exported.module_kept_var_idx)
-
-
-def readable_version() -> str:
-    """The StableHLO version of 12 weeks ago.
-
-    JAX and jax2tf write the version of a month ago, in which an older TensorFlow cannot read `erf`.
-    """
-    return stablehlo.get_version_from_compatibility_requirement(
-        stablehlo.StablehloCompatibilityRequirement.WEEK_12
-    )
 
 
 class Plain(Walk):
