@@ -12,6 +12,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -37,7 +38,10 @@ STOPPED = "Stopped; nothing was written"
 PRECISIONS = ("float16", "dynamic", "int8")
 # exit codes when other files were written
 FAILED_ALONE = {"tflite": 3, "onnx": 4, "demo": 5, "stablehlo": 6}
-MANY = {"nargs": "+", "action": "extend"}  # given twice, such an option has the values of both
+MANY: dict[str, Any] = {
+    "nargs": "+",
+    "action": "extend",
+}  # given twice, such an option has the values of both
 # Options of many values, to which argparse also adds the overrides that follow; [] by default.
 MANY_VALUES = ("formats", "input", "batches", "exclude", "free", "input_names", "output_names")
 

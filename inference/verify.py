@@ -663,7 +663,7 @@ def inputs_of(
 
 
 def print_constant(seen: Arrays, tables: dict[str, int]) -> None:
-    """Print which random inputs cannot have the range of the real ones, since those are constant."""
+    """Print which random inputs have another range than the real ones, which are constant."""
     for name, array in seen.items():
         if is_constant(array):
             number = array.reshape(-1)[0]
