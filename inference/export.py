@@ -57,60 +57,55 @@ def export(
     arguments: Namespace, root: Path, check: Callable[[], None] = lambda: None
 ) -> dict[str, bool]:
     """Write the folder of a checkpoint; returns {format: whether it failed}. `check` raises the
-    KeyboardInterrupt of a Ctrl-C that a package has caught."""
-    with Progress() as progress, Child(first_import(arguments.formats)) as child:
-        return export_with(child, check, progress, arguments, root)
-
-
-def export_with(
-    child: Child, check: Callable[[], None], progress: Progress, arguments: Namespace, root: Path
-) -> dict[str, bool]:
-    """`export`, with the process in which TensorFlow and the runtimes work."""
+    KeyboardInterrupt of a Ctrl-C that a package has caught. TensorFlow and the runtimes work in a
+    child process."""
     parse_free(arguments.free)  # fail before loading anything
-    folder = Path(arguments.out) / arguments.name if arguments.name else None
-    if folder:
+    with Progress() as progress, Child(first_import(arguments.formats)) as child:
+        folder = Path(arguments.out) / arguments.name if arguments.name else None
+        if folder:
+            prepare(folder, arguments.force)
+        if arguments.demo:
+            runtime()
+        # The child starts while JAX computes what the files must return.
+        if arguments.formats != ["stablehlo"]:
+            child.start()
+        arguments.weights = chosen_checkpoint(arguments.weights, arguments.best)
+        jax.config.update("jax_platforms", "cpu")  # JAX only computes the reference, on the CPU
+        exportable = load_to_export(
+            arguments.config,
+            arguments.weights,
+            overrides=arguments.overrides,
+            trusted=arguments.trust,
+            shape=arguments.shape,
+            batch=arguments.batch,
+            form=Form(arguments.input_layout, arguments.with_preprocess, arguments.with_softmax),
+        )
+        folder = folder or Path(arguments.out) / exportable.parts.title
         prepare(folder, arguments.force)
-    if arguments.demo:
-        runtime()
-    if arguments.formats != ["stablehlo"]:  # it starts while JAX computes what files must return
-        child.start()
-    arguments.weights = chosen_checkpoint(arguments.weights, arguments.best)
-    jax.config.update("jax_platforms", "cpu")  # JAX only computes the reference, on the CPU
-    exportable = load_to_export(
-        arguments.config,
-        arguments.weights,
-        overrides=arguments.overrides,
-        trusted=arguments.trust,
-        shape=arguments.shape,
-        batch=arguments.batch,
-        form=Form(arguments.input_layout, arguments.with_preprocess, arguments.with_softmax),
-    )
-    folder = folder or Path(arguments.out) / exportable.parts.title
-    prepare(folder, arguments.force)
-    with temporary_folder(folder) as work:
-        is_text = getattr(exportable.parts.model, "cache", None) is not None
-        if is_text:
-            arguments.free = arguments.free or free_length(exportable)
-            if arguments.demo:
-                page_tokenizer(exportable.tokenizer)  # raises for one that a page cannot have
-        exporter = Exporter(arguments, exportable, child, check, progress)
-        step = DecodeStep(exporter) if is_text else None
-        reports, failures = exporter.reports(work / folder.name)
-        if step:
-            step.add_to(reports, failures, work / folder.name)
-        if reports:
-            if arguments.demo and "onnx" in reports:
-                file = work / reports["onnx"]["file"]
-                try:
-                    (step or exporter).write_page(file, file.with_suffix(".html"))
-                except UserError as error:
-                    failures["demo"] = f"demo: {error}"
-            write_report(work, code_of(arguments.weights, root), exporter, reports, failures)
-            check()
-            replace(work, folder, arguments.force)
-            lines = [table(reports), *accuracies(reports), *exporter.warnings(reports)]
-            lines += decoding(reports)
-            echo(*lines, f"Written: {folder}", sep="\n")
+        with temporary_folder(folder) as work:
+            is_text = getattr(exportable.parts.model, "cache", None) is not None
+            if is_text:
+                arguments.free = arguments.free or free_length(exportable)
+                if arguments.demo:
+                    page_tokenizer(exportable.tokenizer)  # raises for one that a page cannot have
+            exporter = Exporter(arguments, exportable, child, check, progress)
+            step = DecodeStep(exporter) if is_text else None
+            reports, failures = exporter.reports(work / folder.name)
+            if step:
+                step.add_to(reports, failures, work / folder.name)
+            if reports:
+                if arguments.demo and "onnx" in reports:
+                    file = work / reports["onnx"]["file"]
+                    try:
+                        (step or exporter).write_page(file, file.with_suffix(".html"))
+                    except UserError as error:
+                        failures["demo"] = f"demo: {error}"
+                write_report(work, code_of(arguments.weights, root), exporter, reports, failures)
+                check()
+                replace(work, folder, arguments.force)
+                lines = [table(reports), *accuracies(reports), *exporter.warnings(reports)]
+                lines += decoding(reports)
+                echo(*lines, f"Written: {folder}", sep="\n")
     echo(*failures.values(), sep="\n", end="\n" if failures else "", file=sys.stderr)
     outputs = [*arguments.formats, *(["demo"] if arguments.demo else [])]
     return {name: name in failures for name in outputs}
