@@ -151,18 +151,21 @@ def batches(
         fix = "pass images, or one file of arrays or of a table"
         raise UserError(f"{arrays[0]}: cannot be combined with other inputs; {fix}")
     if arrays:
-        read = read_arrays if arrays[0].suffix.lower() in ARRAYS else read_table
-        inputs = read(arrays[0], key, predictor)
-        count = count_rows(arrays[0], inputs)
+        file = arrays[0]
+        is_table_file = file.suffix.lower() not in ARRAYS
+        inputs = read_table(file, predictor) if is_table_file else read_arrays(file, key, predictor)
+        count = count_rows(file, inputs)
         for start in range(0, count, size):
             batch = {name: array[start : start + size] for name, array in inputs.items()}
             rows = range(start, min(start + size, count))
-            yield [f"{arrays[0].name}[{i}]" for i in rows], batch
+            yield [f"{file.name}[{i}]" for i in rows], batch
     else:
         name, shape = only_input(predictor), image_shape(files[0], predictor)
+        mode = {1: "gray", 3: "rgb"}[shape[2]]
         for start in range(0, len(files), size):
             batch = files[start : start + size]
-            yield list(map(str, batch)), {name: np.stack([image(file, shape) for file in batch])}
+            images = np.stack([pixels(file, shape[:2], mode) for file in batch])
+            yield list(map(str, batch)), {name: images}
 
 
 def find_files(paths: Sequence[str]) -> list[Path]:
@@ -225,7 +228,7 @@ def read_arrays(path: Path, key: str, predictor: Predictor) -> Arrays:
     raise UserError(f"{path}: has no {', '.join(missing)}, only {', '.join(content.files)}; {fix}")
 
 
-def read_table(path: Path, _: str, predictor: Predictor) -> Arrays:
+def read_table(path: Path, predictor: Predictor) -> Arrays:
     """{input: the rows of a CSV or Parquet file}, encoded as in training."""
     if predictor.table is None:
         fix = "pass its checkpoint, or the file in the folder of its export; otherwise, an npz"
@@ -285,11 +288,6 @@ def shape_after(preprocess: Sequence[Preprocess], shape: tuple[int, ...]) -> tup
         return image.shape
     except Exception:  # it may be the user's own; the error is reported with the inputs
         return shape
-
-
-def image(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """An image as bytes, resized to the model's size."""
-    return pixels(path, shape[:2], {1: "gray", 3: "rgb"}[shape[2]])
 
 
 def is_table(value: object) -> bool:
