@@ -12,9 +12,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, Any, NamedTuple
 
 from inference.packages import quiet
 from utils import PACKAGE, RunError, UserError
@@ -38,7 +39,7 @@ class Kept(NamedTuple):
     number: int
 
 
-def locally(step, function, *args):
+def locally(step: str, function: Callable[..., Any], *args: Any) -> Any:
     """Call a function in this process; `Child.call` calls it in another one."""
     with quiet():
         return function(*args)
@@ -51,21 +52,22 @@ class Child:
     after its end.
     """
 
-    def __init__(self, prepare=None):
+    def __init__(self, prepare: Callable[[], object] | None = None) -> None:
         self.prepare = [prepare.__module__, prepare.__name__] if prepare else []
-        self.process = self.output = None
+        self.process: subprocess.Popen[bytes] | None = None
+        self.output: IO[bytes] | None = None  # what the process prints
         self.number = 0  # of the latest object that was kept
 
-    def __enter__(self):
+    def __enter__(self) -> "Child":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def start(self):
+    def start(self) -> subprocess.Popen[bytes]:
         """Start the process, unless it runs."""
         if self.process is not None:
-            return
+            return self.process
         self.output = tempfile.TemporaryFile()  # noqa: SIM115, `stop` closes it
         self.process = subprocess.Popen(
             [sys.executable, *OPTIONS, "-c", PROGRAM, str(ROOT), *self.prepare],
@@ -74,27 +76,35 @@ class Child:
             stderr=self.output,
             start_new_session=True,  # Ctrl-C interrupts this process, which ends the child
         )
+        return self.process
 
-    def call(self, step, function, *args):
+    def call(self, step: str, function: Callable[..., Any], *args: Any) -> Any:
         """function(*args), a function of a module; Crash if this ends the process. `step`
         describes it, as in "converting to TFLite"."""
         return self.send(step, function, args)
 
-    def keep(self, step, function, *args):
+    def keep(self, step: str, function: Callable[..., Any], *args: Any) -> Kept:
         """The `Kept` of function(*args), an object of the process until a call without it."""
         self.number += 1
         self.send(step, function, args, self.number)
         return Kept(self.number)
 
-    def send(self, step, function, args, number=None):
+    def send(
+        self,
+        step: str,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        number: int | None = None,
+    ) -> Any:
         """The reply to a call; with a number, the process keeps the result under it instead."""
         # Bytes within bytes: a function that cannot be imported must not end the child.
         request = pickle.dumps(pickle.dumps((function, args, number)))
-        self.start()
+        process = self.start()
+        assert process.stdin and process.stdout  # pipes
         try:
-            self.process.stdin.write(request)
-            self.process.stdin.flush()
-            error, value = pickle.load(self.process.stdout)
+            process.stdin.write(request)
+            process.stdin.flush()
+            error, value = pickle.load(process.stdout)
         except (EOFError, OSError):
             raise Crash(self.reason(step)) from None
         except BaseException:  # KeyboardInterrupt
@@ -104,9 +114,10 @@ class Child:
             raise {"UserError": UserError, "RunError": RunError}.get(error, RuntimeError)(value)
         return value
 
-    def stop(self):
+    def stop(self) -> None:
         """End the process, if it runs."""
         if self.process is not None:
+            assert self.process.stdin and self.process.stdout and self.output
             self.process.kill()
             with suppress(OSError):  # closing sends what was not sent yet
                 self.process.stdin.close()
@@ -115,20 +126,21 @@ class Child:
             self.output.close()
             self.process = self.output = None
 
-    def reason(self, step):
+    def reason(self, step: str) -> str:
         """Why the process ended during a step, by its exit code and what it printed last."""
+        assert self.process and self.output
         code = self.process.wait()
         self.output.seek(max(0, self.output.seek(0, 2) - MAX_OUTPUT))
         fatal = FATAL.findall(self.output.read())
         self.stop()
-        how = signal.strsignal(-code) if code < 0 else f"exit code {code}"
-        if how == "Killed":
-            how += "; this is how the system ends a process when memory runs out"
+        cause = str(signal.strsignal(-code)) if code < 0 else f"exit code {code}"
+        if cause == "Killed":
+            cause += "; this is how the system ends a process when memory runs out"
         printed = f" ({fatal[0].decode(errors='replace').strip()})" if fatal else ""
-        return f"{step} ended its process: {how}{printed}"
+        return f"{step} ended its process: {cause}{printed}"
 
 
-def serve():
+def serve() -> None:
     """Call what the parent sends, until it closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
@@ -143,7 +155,7 @@ def serve():
             replies.flush()
 
 
-def outcome(request, kept):
+def outcome(request: bytes, kept: dict[int, Any]) -> tuple[str, Any]:
     """("", the result) of a call, or (the error's type, its message); updates the dict `kept`."""
     try:
         function, args, number = pickle.loads(request)

@@ -9,7 +9,10 @@ import argparse
 import re
 import signal
 import sys
+from argparse import Namespace
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -18,8 +21,8 @@ ROOT = HERE.parent
 if not __package__:
     sys.path[:] = [str(ROOT), *(p for p in sys.path if Path(p).resolve() not in (ROOT, HERE))]
 
-from inference.excluded import NO_NAMES  # noqa: E402
 from inference.progress import ended_by_interrupt, interrupts  # noqa: E402
+from inference.quantize_onnx import NO_NAMES  # noqa: E402
 from utils import (  # noqa: E402
     DONE,
     FAILED,
@@ -35,12 +38,15 @@ STOPPED = "Stopped; nothing was written"
 PRECISIONS = ("float16", "dynamic", "int8")
 # exit codes when other files were written
 FAILED_ALONE = {"tflite": 3, "onnx": 4, "demo": 5, "stablehlo": 6}
-MANY = {"nargs": "+", "action": "extend"}  # given twice, such an option has the values of both
+MANY: dict[str, Any] = {
+    "nargs": "+",
+    "action": "extend",
+}  # given twice, such an option has the values of both
 # Options of many values, to which argparse also adds the overrides that follow; [] by default.
 MANY_VALUES = ("formats", "input", "batches", "exclude", "free", "input_names", "output_names")
 
 
-def main(argv=None):
+def main(argv: list[str] | None = None) -> int:
     """Run the command line; a user's mistake ends in one message and an exit code."""
     open_closed_streams()
     # Exit through the context managers, which remove half-written files.
@@ -48,7 +54,7 @@ def main(argv=None):
     return run_command(lambda: run_export(argv), STOPPED)
 
 
-def run_export(argv):
+def run_export(argv: list[str] | None) -> int:
     """Export as the command line specifies; returns the exit code."""
     with interrupts() as check:
         arguments = parse(argv)
@@ -58,7 +64,7 @@ def run_export(argv):
         return exit_code(export(arguments, ROOT, check))
 
 
-def exit_code(failed):
+def exit_code(failed: dict[str, bool]) -> int:
     """The exit code for {output: whether it failed}."""
     if not any(failed.values()):
         return DONE
@@ -67,21 +73,15 @@ def exit_code(failed):
     return FAILED_ALONE[next(name for name, is_failed in failed.items() if is_failed)]
 
 
-def parse(argv):
+def parse(argv: list[str] | None) -> Namespace:
     parser = argparse.ArgumentParser(
         description="Export a checkpoint to TFLite, ONNX or StableHLO, and verify it against JAX.",
         epilog="Exit codes: 0 done, 1 nothing was written, 2 bad input, "
         "3 TFLite failed, 4 ONNX failed, 5 the demo failed, 6 StableHLO failed; the rest is "
         "written. 130 stopped by Ctrl-C.",
     )
-    add_source_options(parser.add_argument)
-    add_input_options(parser.add_argument)
-    add_output_options(parser.add_argument)
-    return checked(parse_words(parser, argv))
-
-
-def add_source_options(add):
-    """The options that choose the model and the folder to write."""
+    add = parser.add_argument
+    # Options that choose the model and the folder to write.
     add("-c", "--config", help="the config (default: the one stored in the checkpoint)")
     add("overrides", nargs="*", metavar="path.to.key=value", help="override a value of the config")
     add(
@@ -106,9 +106,7 @@ def add_source_options(add):
         help="allow a config stored in a checkpoint to import its dotted names",
     )
 
-
-def add_input_options(add):
-    """The options that choose the sizes and names of what the files take and return."""
+    # Options that choose the sizes and names of what the files take and return.
     add("--batch", type=int, help="fix the batch size (default: any)")
     add(
         "--free",
@@ -137,9 +135,7 @@ def add_input_options(add):
         help="the image layout that callers pass, nhwc or nchw (default: that of --input, or nhwc)",
     )
 
-
-def add_output_options(add):
-    """The options that choose what the files contain."""
+    # Options that choose what the files contain.
     add(
         "--formats",
         **MANY,
@@ -162,7 +158,25 @@ def add_output_options(add):
         action="store_true",
         help="add a softmax, so that the file returns probabilities",
     )
-    add_verification_options(add)
+    # Options that choose on what, and how strictly, the files are compared with JAX.
+    add(
+        "--tolerance",
+        type=float,
+        help="the largest error, as a share of the largest output (default: by the precision)",
+    )
+    add("--real-only", action="store_true", help="verify on no random inputs")
+    add(
+        "--inputs",
+        metavar="FILE",
+        help="an npz of inputs, as the exported file takes them, to verify on these too",
+    )
+    add(
+        "--batches",
+        **MANY,
+        metavar="N",
+        help="the batch sizes to verify at (default: 1 3 64)",
+    )
+    # Options that choose the precision, and the page.
     add("--quantize", metavar="PRECISION", help=f"one of {', '.join(PRECISIONS)}")
     add(
         "--exclude",
@@ -181,30 +195,10 @@ def add_output_options(add):
         action="store_true",
         help="write a web page beside the ONNX file that runs it in a browser",
     )
+    return checked(parse_words(parser, argv))
 
 
-def add_verification_options(add):
-    """The options that choose on what, and how strictly, the files are compared with JAX."""
-    add(
-        "--tolerance",
-        type=float,
-        help="the largest error, as a share of the largest output (default: by the precision)",
-    )
-    add("--real-only", action="store_true", help="verify on no random inputs")
-    add(
-        "--inputs",
-        metavar="FILE",
-        help="an npz of inputs, as the exported file takes them, to verify on these too",
-    )
-    add(
-        "--batches",
-        **MANY,
-        metavar="N",
-        help="the batch sizes to verify at (default: 1 3 64)",
-    )
-
-
-def checked(arguments):
+def checked(arguments: Namespace) -> Namespace:
     """The validated arguments, with the parsed `shape` of `input`."""
     separate_overrides(arguments)
     formats = arguments.formats or DEFAULT_FORMATS
@@ -233,7 +227,7 @@ def checked(arguments):
     return arguments
 
 
-def separate_overrides(arguments):
+def separate_overrides(arguments: Namespace) -> None:
     """Move the overrides among the values of MANY_VALUES to `overrides`."""
     for option in MANY_VALUES:
         values = getattr(arguments, option) or []
@@ -244,7 +238,7 @@ def separate_overrides(arguments):
             raise UserError(f"--{name}: has no value; put overrides of the config before it")
 
 
-def check_numbers(arguments):
+def check_numbers(arguments: Namespace) -> None:
     """Validate the options that are numbers, and make `batches` a list of them."""
     if not 18 <= arguments.opset <= 23:
         raise UserError(f"--opset: must be 18 to 23, got {arguments.opset}")
@@ -260,7 +254,7 @@ def check_numbers(arguments):
         raise UserError(f"--tolerance: must be more than 0, got {tolerance:g}")
 
 
-def check_exclude(arguments):
+def check_exclude(arguments: Namespace) -> None:
     for pattern in arguments.exclude:
         try:
             re.compile(pattern)
@@ -272,13 +266,13 @@ def check_exclude(arguments):
         raise UserError(NO_NAMES)
 
 
-def check_choices(option, values, allowed):
+def check_choices(option: str, values: Iterable[str], allowed: Collection[str]) -> None:
     for value in values:
         if value not in allowed:
             raise UserError(f"{option}: unknown value {value!r}; choose from {', '.join(allowed)}")
 
 
-def parse_shape(texts):
+def parse_shape(texts: Sequence[str]) -> tuple[int, ...]:
     """The shape of one input, without the batch size that comes first."""
     text = " ".join(texts)
     numbers = re.findall(r"\d+", text)

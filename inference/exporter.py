@@ -4,43 +4,50 @@ import re
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property, partial
 from glob import escape
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from inference import quantize_onnx, quantize_tflite
+from inference.child import Child
 from inference.demo.page import write_demo
-from inference.examples import (
+from inference.load import Exportable
+from inference.lowering.compared import equal_sizes
+from inference.lowering.trace import UNBATCHED, describe, named, of_batch, trace
+from inference.lowering.walk import Missing
+from inference.metadata import add_metadata, commit_of, facts_of, size_names
+from inference.packages import needed
+from inference.quantize_onnx import excluded_names
+from inference.runtimes import Arrays, FileModel, IsolatedModel, open_model
+from inference.sizes import Tried, free_axes, free_shapes, parse_free, tried_shapes
+from inference.to_stablehlo import write_stablehlo
+from inference.verify import (
+    BATCHES,
+    KINDS,
+    TOLERANCE,
+    Examples,
+    Reference,
+    Reports,
+    Rows,
     cases_of,
     check_sizes,
     check_varied,
     inputs_of,
     load_examples,
     own_inputs,
-    table_sizes,
-)
-from inference.excluded import excluded_names
-from inference.lowering.compared import equal_sizes
-from inference.lowering.trace import UNBATCHED, describe, named, of_batch, trace
-from inference.lowering.walk import Missing
-from inference.metadata import add_metadata, commit_of, facts_of, size_names
-from inference.packages import needed
-from inference.runtimes import IsolatedModel, open_model
-from inference.sizes import free_axes, free_shapes, parse_free, tried_shapes
-from inference.to_stablehlo import write_stablehlo
-from inference.verify import (
-    BATCHES,
-    KINDS,
-    TOLERANCE,
-    Reference,
     repeated,
     rows_of,
     run_in_batches,
     scores,
+    table_sizes,
     take,
     verify,
 )
@@ -63,14 +70,14 @@ class Exporter:
 
     def __init__(
         self,
-        arguments,
-        exportable,
-        child,
-        check=lambda: None,
-        progress=None,
-        examples=None,
-        words=str,
-    ):
+        arguments: Namespace,
+        exportable: Exportable,
+        child: Child,
+        check: Callable[[], None] = lambda: None,
+        progress: Callable[[str], None] | None = None,
+        examples: Rows | None = None,
+        words: Callable[[str], str] = str,
+    ) -> None:
         exportable = renamed(
             exportable, arguments.input_names, arguments.output_names, arguments.batch
         )
@@ -106,7 +113,7 @@ class Exporter:
             check_varied(self.samples, tables, source)
         self.before = self.scores(self.reference) if arguments.quantize else None
 
-    def inputs(self, tried, tables):
+    def inputs(self, tried: list[Tried], tables: dict[str, int]) -> dict[str, Arrays]:
         """{kind: a batch of inputs to verify on}"""
         known = {}
         if self.examples:  # more than one, since random inputs get the range of these
@@ -119,7 +126,7 @@ class Exporter:
             raise UserError(f"--real-only: no data can be loaded: {self.no_examples}; {fix}")
         return inputs_of(self.exportable, known, self.size, tables, tried, self.arguments.real_only)
 
-    def reports(self, stem):
+    def reports(self, stem: Path) -> tuple[Reports, dict[str, str]]:
         """Write <stem>.<format> for each format; returns ({format: report}, {format: error})."""
         reports, failures = {}, {}
         for name in self.arguments.formats:
@@ -132,7 +139,7 @@ class Exporter:
             self.check()
         return reports, failures
 
-    def report(self, format, path):
+    def report(self, format: str, path: Path) -> dict[str, Any]:
         """Write and verify one file; returns its report. If no route is chosen and the native one
         fails in any way, even in the verification, jax2tf is tried, unless weights are excluded:
         its files have none of their names."""
@@ -156,7 +163,7 @@ class Exporter:
                 raise RunError(message) from error
             raise RunError(f"{message}; by jax2tf: {second}") from error
 
-    def report_by(self, route, format, path):
+    def report_by(self, route: str, format: str, path: Path) -> dict[str, Any]:
         """Write and verify one file by a route."""
         start, precision = time.perf_counter(), self.arguments.quantize
         self.write_in_precision(route, format, path)
@@ -178,30 +185,30 @@ class Exporter:
             report["test_set"] = {"before": self.before, "after": self.scores(self.opened(path))}
         return report | {"seconds": round(time.perf_counter() - start, 2)}
 
-    def write_page(self, path, page):
+    def write_page(self, path: Path, page: Path) -> None:
         """Write a web page that runs the ONNX file."""
         write_demo(path, page, self.exportable, self.exportable.classes)
 
-    def facts(self, title):
+    def facts(self, title: str) -> dict[str, Any]:
         """The metadata of a file."""
         checkpoint = self.arguments.weights
         source = Path(checkpoint).name if checkpoint else None
         title = self.exportable.config.get("title") or title
         return facts_of(self.exportable, title, source, checkpoint and commit_of(checkpoint))
 
-    def verified(self, path, precision, judged=KINDS):
-        """The report about a file that computes what JAX computes."""
+    def verified(self, path: Path, precision: str, judged: Sequence[str] = KINDS) -> dict[str, Any]:
+        """Compare a file with JAX; returns the report of `verify`."""
         self.progress(f"{path.name}: verifying")
         tolerance = self.arguments.tolerance or TOLERANCE[precision]
         given = self.cases, tolerance, self.batches, judged, self.classes, self.compared
         return verify(self.opened(path), *given)
 
-    def opened(self, path):
+    def opened(self, path: Path) -> FileModel:
         """The model in a file: StableHLO runs in this process, by JAX, and others in the child."""
         is_stablehlo = path.suffix.lower() == ".stablehlo"
         return open_model(path) if is_stablehlo else IsolatedModel(self.child, path)
 
-    def call(self, format, step, function, *args):
+    def call(self, format: str, step: str, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function in the child process."""
         self.progress(f"{format}: {step}")
         result = self.child.call(step, function, *args)
@@ -209,12 +216,12 @@ class Exporter:
         return result
 
     @property
-    def trace_arguments(self):
+    def trace_arguments(self) -> tuple[Callable[..., PyTree], PyTree, PyTree, int | None]:
         exportable = self.exportable
         inputs = free_shapes(exportable.inputs, self.free)
         return exportable.function, exportable.weights, inputs, self.arguments.batch
 
-    def write_in_precision(self, route, format, path):
+    def write_in_precision(self, route: str, format: str, path: Path) -> None:
         """Write a file; a quantized one only after its float32 version has been verified."""
         self.progress(f"{path.name}: writing by the route {route}")
         if route == "jax":
@@ -234,7 +241,7 @@ class Exporter:
             given = float32_path, path, precision, self.samples, self.arguments.exclude, weights
             self.call(format, f"quantizing to {precision}", quantize_onnx.quantize_onnx, *given)
 
-    def native(self, format, path, **quantization):
+    def native(self, format: str, path: Path, **quantization: Any) -> None:
         """Write a file with this project's own tables of ops."""
         try:
             needed(*NEEDED[format])
@@ -253,7 +260,7 @@ class Exporter:
             fix = f"; add one, or remove {' and '.join(options)}" if options else ""
             raise UserError(message + fix) from error
 
-    def by_jax2tf(self, format, path, **quantization):
+    def by_jax2tf(self, format: str, path: Path, **quantization: Any) -> None:
         """Write a file by the jax2tf route, which has other primitives and makes larger graphs."""
         needed("tensorflow", "tf2onnx", "onnx", "onnxruntime", "ai_edge_litert")
         from inference.fallback.convert import onnx_by_jax2tf, tflite_by_jax2tf
@@ -265,20 +272,21 @@ class Exporter:
             onnx_by_jax2tf(*self.trace_arguments, path, opset=self.arguments.opset, **options)
 
     @cached_property
-    def samples(self):
+    def samples(self) -> list[Arrays] | None:
         """Training inputs that calibrate int8, in batches; None for other precisions."""
         if self.arguments.quantize != "int8":
             return None
         examples, size = self.examples, self.arguments.batch or 1
         inputs = examples.spread(self.arguments.samples) if examples else self.own
+        assert inputs is not None  # `load_examples` raises without any
         if size == UNBATCHED:
             return [inputs]
         count = rows_of(inputs)
         return [repeated(take(inputs, start, size), size) for start in range(0, count, size)]
 
-    def scores(self, model):
+    def scores(self, model: Callable[[Arrays], Arrays]) -> dict[str, float] | None:
         """{metric: value} on the test set; None without a test set or a metric of such outputs."""
-        if not self.examples or self.examples.test_set is None:
+        if not isinstance(self.examples, Examples) or "test" not in self.examples.datasets:
             return None
         outputs, targets = [], []
         for inputs, target in self.examples.test_batches(self.size):
@@ -295,7 +303,7 @@ class Exporter:
             echo(f"No score on the test set: {error}", file=sys.stderr)
             return None
 
-    def warnings(self, reports):
+    def warnings(self, reports: Reports) -> Iterator[str]:
         """One line per format whose quantization loses much accuracy, or leaves large weights in
         float32."""
         for name, report in reports.items():
@@ -309,11 +317,11 @@ class Exporter:
                 yield f"Warning: {name} in {precision} loses {100 * loss:.1f} points of accuracy"
 
 
-def float32_warning(shares, excluded):
-    """The sentence about weights, {name: share of the file}, that are not `excluded` by a regex;
-    None if they are a small part of it."""
+def float32_warning(shares: dict[str, float], excluded: Sequence[str]) -> str | None:
+    """What a warning says about the float32 weights, {name: share of the file}, that no regex has
+    `excluded`; None if they are a small part of the file."""
 
-    def is_excluded(name):
+    def is_excluded(name: str) -> bool:
         names = (name, quantize_onnx.without_number(name))
         is_named = any(re.fullmatch(regex, each) for regex in excluded for each in names)
         return is_named or quantize_tflite.KEPT in name
@@ -326,20 +334,25 @@ def float32_warning(shares, excluded):
     return f"stays in float32: {', '.join(named[:MOST_NAMES] + more)}"
 
 
-def described(error):
+def described(error: Exception) -> str:
     """An error in one line, with its place in the code unless it is a message for the user."""
     if isinstance(error, UserError | RunError):
         return str(error)
     return describe(error)
 
 
-def remove(path):
+def remove(path: Path) -> None:
     """Remove a file and that of its weights."""
     for file in path.parent.glob(f"{escape(path.name)}*"):
         file.unlink()
 
 
-def renamed(exportable, input_names, output_names, batch=None):
+def renamed(
+    exportable: Exportable,
+    input_names: Sequence[str],
+    output_names: Sequence[str],
+    batch: int | None = None,
+) -> Exportable:
     """The model with other names for its inputs and outputs, given in the order of its own names.
 
     What is not given keeps its names.
@@ -356,7 +369,7 @@ def renamed(exportable, input_names, output_names, batch=None):
         )
     function, structure = exportable.function, jax.tree.structure(exportable.inputs)
 
-    def with_names(weights, inputs):
+    def with_names(weights: PyTree, inputs: dict[str, jax.Array]) -> PyTree:
         outputs = function(weights, jax.tree.unflatten(structure, [inputs[name] for name in ins]))
         return OrderedDict(zip(outs, jax.tree.leaves(outputs), strict=True))
 
@@ -364,7 +377,7 @@ def renamed(exportable, input_names, output_names, batch=None):
     return exportable._replace(function=with_names, inputs=inputs)
 
 
-def chosen(option, names, present):
+def chosen(option: str, names: Sequence[str], present: Collection[str]) -> list[str]:
     """The names of an option, or those that are present; raises if they do not fit."""
     if not names:
         return list(present)

@@ -5,7 +5,9 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from utils import WINDOWS, RunError, UserError, echo
 from utils.files import read_json
@@ -14,7 +16,7 @@ REPORT = "verification.json"
 DAY = 24 * 3600  # seconds
 
 
-def prepare(folder, force):
+def prepare(folder: Path, force: bool) -> None:
     """Undo or finish what killed exports have begun; then raise if the folder is not free."""
     for stale in abandoned(folder, "tmp"):
         shutil.rmtree(stale, ignore_errors=True)
@@ -29,7 +31,7 @@ def prepare(folder, force):
     check_free(folder, force)
 
 
-def check_free(folder, force):
+def check_free(folder: Path, force: bool) -> None:
     """Raise if the folder exists; a folder that is not an export is never replaced."""
     if not os.path.lexists(folder):
         return
@@ -42,7 +44,7 @@ def check_free(folder, force):
 
 
 @contextmanager
-def temporary_folder(folder):
+def temporary_folder(folder: Path) -> Iterator[Path]:
     """A hidden folder beside `folder`, removed at the end."""
     work = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     parents = [parent for parent in work.parents if not parent.exists()]  # the nearest first
@@ -64,7 +66,7 @@ def temporary_folder(folder):
                 parent.rmdir()
 
 
-def abandoned(folder, kind):
+def abandoned(folder: Path, kind: str) -> list[Path]:
     """The paths `.NAME.PID.kind` beside a folder whose processes have ended."""
     form = re.compile(rf"\.{re.escape(folder.name)}\.(\d+)\.{kind}")
     names = os.listdir(folder.parent) if folder.parent.is_dir() else []
@@ -72,7 +74,7 @@ def abandoned(folder, kind):
     return [path for path, match in found if match and has_ended(int(match[1]), path)]
 
 
-def has_ended(process, path):
+def has_ended(process: int, path: Path) -> bool:
     """Whether the process that made a path has ended. This process has made none yet, so its own
     number is that of an earlier process: in a container, the same numbers are used again."""
     if process == os.getpid():
@@ -88,7 +90,7 @@ def has_ended(process, path):
     return False
 
 
-def replace(work, folder, force):
+def replace(work: Path, folder: Path, force: bool) -> None:
     """Move the finished folder to its final path; keep the user's files in a previous export."""
     check_free(folder, force)  # another process may have created it since the first check
     former = work.with_suffix(".former")
@@ -107,7 +109,7 @@ def replace(work, folder, force):
         restore(former, folder)
 
 
-def restore(former, folder):
+def restore(former: Path, folder: Path) -> None:
     """Move a former export back if its folder is gone; if there is a new export, move the user's
     files into that, and remove the rest."""
     if not former.exists():
@@ -121,7 +123,7 @@ def restore(former, folder):
         shutil.rmtree(rest, ignore_errors=True)
 
 
-def keep_user_files(previous, folder):
+def keep_user_files(previous: Path, folder: Path) -> None:
     """Move the files that the previous export did not write; print those it wrote that are gone."""
     written = files_written(previous / REPORT)
     remaining = [path for path in previous.iterdir() if not (folder / path.name).exists()]
@@ -132,7 +134,7 @@ def keep_user_files(previous, folder):
         echo(f"Removed with the earlier export: {', '.join(removed)}")
 
 
-def files_written(report):
+def files_written(report: Path) -> list[str]:
     """The names of the files that an export wrote, by its report; none if that is damaged."""
     with suppress(UserError):
         files = read_json(report).get("files")

@@ -11,27 +11,33 @@ import inspect
 import os
 import re
 import tempfile
+from argparse import Namespace
 from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from inference.child import Child
 from inference.convert_tflite import FORMATS, parse
-from inference.examples import Rows
 from inference.exporter import Exporter
 from inference.load import NHWC, Exportable, Form, Loaded, forward, no_parts
 from inference.lowering.trace import UNBATCHED, Scalar, named
 from inference.lowering.value import on_host
 from inference.packages import first_import
-from inference.signatures import write_merged
+from inference.runtimes import Arrays
+from inference.to_tflite import write_merged
+from inference.verify import Rows
 from model.base import Model
 from model.layers.blocks import unrolled
 from utils import RunError, UserError, named_leaves
 
+Function = Any  # a function, a Model, what `load` returns, or a module of Flax or Haiku
 # Options of the command line that are about checkpoints and configs.
 NOT_OPTIONS = {"weights", "config", "overrides", "name", "out", "force", "trust", "formats", "demo"}
 NOT_OPTIONS |= {"input", "input_layout", "with_preprocess", "with_softmax", "shape"}
@@ -43,7 +49,7 @@ FLAG = re.compile(
 
 
 @contextmanager
-def python_names():
+def python_names() -> Iterator[None]:
     """Write the options in messages as arguments in Python."""
     try:
         yield
@@ -52,10 +58,10 @@ def python_names():
         raise
 
 
-def as_arguments(message):
+def as_arguments(message: str) -> str:
     """A message of the command line in which `--free 1:n` has become `free="1:n"`."""
 
-    def argument(match):
+    def argument(match: re.Match[str]) -> str:
         name, number, text = match[1].replace("-", "_"), match[2], match[3]
         return f"{name}={number}" if number else f'{name}="{text}"' if text else name
 
@@ -63,7 +69,17 @@ def as_arguments(message):
 
 
 @python_names()
-def export(function, params, example, path, *, state=None, classes=(), batched=True, **options):
+def export(
+    function: Function,
+    params: PyTree,
+    example: PyTree,
+    path: str | Path,
+    *,
+    state: PyTree = None,
+    classes: Sequence[str] = (),
+    batched: bool = True,
+    **options: Any,
+) -> dict[str, Any]:
     """Write `function(params, example)` as a file, .onnx, .tflite or .stablehlo; return its report.
 
     `function` is a function, or a Model, of which `state` are the running statistics. `params` is
@@ -88,7 +104,14 @@ def export(function, params, example, path, *, state=None, classes=(), batched=T
 
 
 @python_names()
-def export_signatures(functions, params, path, *, batched=True, **options):
+def export_signatures(
+    functions: dict[str, tuple[Function, PyTree]],
+    params: PyTree,
+    path: str | Path,
+    *,
+    batched: bool = True,
+    **options: Any,
+) -> dict[str, dict[str, Any]]:
     """Write several functions as one TFLite file with a signature for each; return their reports.
 
     `functions` are {name: (function, example)}, with the arguments of `export`. Weights that they
@@ -116,7 +139,7 @@ def export_signatures(functions, params, path, *, batched=True, **options):
 
 
 @contextmanager
-def working(path):
+def working(path: Path) -> Iterator[tuple[str, Child]]:
     """(a folder beside a file, a Child in which TensorFlow and the runtimes work), for a while."""
     if not path.parent.is_dir():
         raise UserError(f"{path.parent}: no such folder; create it first")
@@ -128,7 +151,16 @@ def working(path):
         yield name, child
 
 
-def write(child, function, params, state, example, path, arguments, classes=()):
+def write(
+    child: Child,
+    function: Function,
+    params: PyTree,
+    state: PyTree,
+    example: PyTree,
+    path: Path,
+    arguments: Namespace,
+    classes: Sequence[str] = (),
+) -> tuple[dict[str, Any], Arrays]:
     """(the report of a verified file, the example's arrays under the names of its inputs)"""
     exportable = as_exportable(function, params, state, example, arguments.batch, classes)
     inputs = example_arrays(exportable, arguments, example)
@@ -138,7 +170,7 @@ def write(child, function, params, state, example, path, arguments, classes=()):
     return exporter.report(arguments.formats[0], path), inputs
 
 
-def parsed(path, batched, options):
+def parsed(path: Path, batched: bool, options: dict[str, Any]) -> Namespace:
     """The options as the command line parses them, with its defaults and its messages."""
     format = path.suffix[1:].lower()
     if format not in FORMATS:
@@ -164,7 +196,14 @@ def parsed(path, batched, options):
     return arguments
 
 
-def as_exportable(function, params, state, example, batch, classes=()):
+def as_exportable(
+    function: Function,
+    params: PyTree,
+    state: PyTree,
+    example: PyTree,
+    batch: int | None,
+    classes: Sequence[str] = (),
+) -> Exportable:
     """The function, its weights and its inputs as those of a checkpoint."""
     config, form = {}, NHWC
     if isinstance(function, Loaded):
@@ -182,7 +221,7 @@ def as_exportable(function, params, state, example, batch, classes=()):
     arrays = {name: on_host(leaf) for name, leaf in names.items() if name not in static}
     call, tree = caller(function, params is not None), as_tree(function, example)
 
-    def run(weights, inputs):
+    def run(weights: dict[str, PyTree], inputs: PyTree) -> PyTree:
         leaves = [static[name] if name in static else weights["params"][name] for name in names]
         params = jax.tree.unflatten(structure, leaves)
         xs = [inputs[name] for name in tree] if isinstance(example, tuple) else [inputs]
@@ -197,13 +236,13 @@ def as_exportable(function, params, state, example, batch, classes=()):
     )
 
 
-def apply_loaded(loaded, params, state, x):
+def apply_loaded(loaded: Loaded, params: PyTree, state: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
     """`Model.apply` of a loaded model for raw inputs."""
     weights = {"params": params, "state": state}
     return forward(loaded.model, loaded.preprocess, NHWC, weights, x), state
 
 
-def check_state(function, state):
+def check_state(function: Model, state: PyTree) -> None:
     """Raise if the model has a state that is not given."""
     _, shapes = jax.eval_shape(function.init, jax.random.key(0))
     if missing := named_leaves(shapes).keys() - named_leaves(state or {}).keys():
@@ -211,7 +250,7 @@ def check_state(function, state):
         raise UserError(f"export: the model has a state, such as {min(missing)!r}; {fix}")
 
 
-def check_classes(classes, outputs):
+def check_classes(classes: Sequence[str], outputs: dict[str, jax.ShapeDtypeStruct]) -> None:
     """Raise unless an output has one number for each class."""
     if classes and all(leaf.shape[-1:] != (len(classes),) for leaf in outputs.values()):
         shapes = ", ".join(f"{name} {list(leaf.shape)}" for name, leaf in outputs.items())
@@ -221,7 +260,7 @@ def check_classes(classes, outputs):
         )
 
 
-def caller(function, has_params):
+def caller(function: Function, has_params: bool) -> Callable[..., PyTree]:
     """call(params, state, *inputs) for each kind of function that a user may pass."""
     if isinstance(function, Model):
         return lambda params, state, *xs: function.apply(params, state, *xs)[0]
@@ -234,7 +273,7 @@ def caller(function, has_params):
     return lambda params, state, *xs: function(*xs)
 
 
-def as_tree(function, example):
+def as_tree(function: Function, example: PyTree) -> PyTree:
     """The inputs as a tree; several arguments are named as the function's parameters are."""
     if not isinstance(example, tuple):
         return example
@@ -247,13 +286,13 @@ def as_tree(function, example):
     return OrderedDict(zip(names, example, strict=True))
 
 
-def example_spec(leaf):
+def example_spec(leaf: Any) -> jax.ShapeDtypeStruct:
     """The shape of an array, and the dtype that JAX gives it."""
     array = np.asarray(leaf)
     return jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype))
 
 
-def without_batch(inputs):
+def without_batch(inputs: PyTree) -> PyTree:
     """The shapes of one example, without the batch that all inputs but scalars share."""
     leaves = named_leaves(inputs)
     if len({leaf.shape[0] for leaf in leaves.values() if leaf.shape}) != 1:
@@ -263,13 +302,13 @@ def without_batch(inputs):
             "with one, or batched=False"
         )
 
-    def of_example(leaf):
+    def of_example(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return leaf.update(shape=leaf.shape[1:]) if leaf.shape else Scalar((), leaf.dtype)
 
     return jax.tree.map(of_example, inputs)
 
 
-def example_arrays(exportable, arguments, example):
+def example_arrays(exportable: Exportable, arguments: Namespace, example: PyTree) -> Arrays:
     """{input: array} of the caller's example, under the names of the file."""
     names = arguments.input_names or list(named(exportable.inputs, "input"))
     specs, leaves = jax.tree.leaves(exportable.inputs), jax.tree.leaves(example)

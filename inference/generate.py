@@ -8,30 +8,37 @@ The text appears as it is written. From Python: `load(path).generate("Once upon 
 import argparse
 import importlib.util
 import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from data_loader.base import Tokenizer
 from data_loader.text import decoded
 from data_loader.tokenizers.saved import first_tokens, streamed, tokenizer_file
 from inference.folders import REPORT
-from inference.runtimes import PACKAGES, open_model
+from inference.runtimes import PACKAGES, Arrays, FileModel, Specs, open_model
 from model.sampling import COLDEST, Sampling, check, check_amount, second_half, until
 from utils import RunError, UserError, echo, first_line, run_command
 from utils.files import parse_json, read_file
+
+if TYPE_CHECKING:
+    from inference.load import Loaded
+
 
 TOKEN, LOGITS, POSITION, NEXT = "token", "logits", "position", "next/"  # names in the file
 TOKENIZER = "tokenizer.json"
 
 
-def main(argv=None):
+def main(argv: list[str] | None = None) -> int:
     """Run the command line; a user's mistake ends in one message and an exit code."""
     return run_command(lambda: write(parse(argv)), interrupted="")
 
 
-def parse(argv):
+def parse(argv: list[str] | None) -> Namespace:
     parser = argparse.ArgumentParser(description="Continue a text with a trained language model.")
     add = parser.add_argument
     add("model", help="a run's folder, or one of its checkpoints")
@@ -43,7 +50,7 @@ def parse(argv):
     return parser.parse_args(argv)
 
 
-def add_text_options(add):
+def add_text_options(add: Callable[..., argparse.Action]) -> None:
     """The options that choose what is written."""
     add("--prompt", help="the beginning of the text (default: a new document)")
     add("--prompt-file", metavar="FILE", help="a file with the beginning of the text, in UTF-8")
@@ -65,7 +72,7 @@ def add_text_options(add):
     add("--tokenizer", metavar="FILE", help="a tokenizer (default: the one that the run recorded)")
 
 
-def write(arguments):
+def write(arguments: Namespace) -> None:
     """Load the model and print the texts."""
     prompt, sampling = checked_text(arguments)
     if arguments.samples < 1:
@@ -77,8 +84,6 @@ def write(arguments):
     loaded = load(checkpoint, config=arguments.config, trust=arguments.trust)
     tokenizer = None
     if arguments.tokenizer:
-        from data_loader.tokenizers.saved import tokenizer_file
-
         tokenizer = tokenizer_file(arguments.tokenizer)
         vocab_size = loaded.record.get("facts", {}).get("vocab_size")
         check_tokenizer(tokenizer, loaded.tokenizer, vocab_size, arguments.tokenizer)
@@ -91,7 +96,7 @@ def write(arguments):
         print()
 
 
-def checked_text(arguments):
+def checked_text(arguments: Namespace) -> tuple[str, Sampling]:
     """(the prompt, the Sampling) of the options of `add_text_options`."""
     if arguments.tokens < 1:
         raise UserError(f"--tokens: must be at least 1, got {arguments.tokens}")
@@ -102,35 +107,39 @@ def checked_text(arguments):
     return prompt_of(arguments), sampling
 
 
-def prompt_of(arguments):
-    if not arguments.prompt_file:
-        return checked_prompt(arguments.prompt or "")
-    if arguments.prompt:
-        raise UserError("--prompt: leave it out, or --prompt-file; the text has one beginning")
+def prompt_of(arguments: Namespace) -> str:
+    """The prompt of --prompt or --prompt-file. Bytes that are not UTF-8 reach Python as lone
+    surrogates, which cannot be encoded."""
+    prompt = arguments.prompt or ""
     path = arguments.prompt_file
+    if not path:
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            found = f"character {error.start} is {error.object[error.start]!a}"
+            fix = "pass a --prompt-file in UTF-8"
+            raise UserError(f"--prompt: is not UTF-8: {found}; {fix}") from error
+        return prompt
+    if prompt:
+        raise UserError("--prompt: leave it out, or --prompt-file; the text has one beginning")
     try:
         return decoded(path, read_file(path))
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def checked_prompt(prompt):
-    """A prompt that can be encoded: bytes that are not UTF-8 reach Python as lone surrogates."""
-    try:
-        prompt.encode()
-    except UnicodeEncodeError as error:
-        found = f"character {error.start} is {error.object[error.start]!a}"
-        raise UserError(
-            f"--prompt: is not UTF-8: {found}; pass a --prompt-file in UTF-8"
-        ) from error
-    return prompt
-
-
-def text_pieces(loaded, prompt, tokens, sampling, seed=0, tokenizer=None):
+def text_pieces(
+    loaded: "Loaded",
+    prompt: str,
+    tokens: int,
+    sampling: Sampling,
+    seed: int = 0,
+    tokenizer: Tokenizer | None = None,
+) -> Iterator[str]:
     """The prompt and then the text that follows it, piece by piece, up to the end of the
     document."""
-    from data_loader.tokenizers.saved import streamed
-    from model.generate import context_of, stream
+    from model.generate import context_of
+    from model.generate import stream as stream_of_model
 
     tokenizer = tokenizer or tokenizer_of(loaded)
     start, stop = first_tokens(tokenizer, prompt), tokenizer.end_of_text
@@ -140,7 +149,7 @@ def text_pieces(loaded, prompt, tokens, sampling, seed=0, tokenizer=None):
         # Before anything is shown.
         check_amount(tokens, seed)
         check([start], context_of(loaded.model), sampling)
-        pieces = stream(loaded.model, loaded.params, [start], tokens, sampling, **options)
+        pieces = stream_of_model(loaded.model, loaded.params, [start], tokens, sampling, **options)
         rows = (row[: until(stop, row)] for [row] in pieces)
         yield prompt
         yield from streamed(tokenizer, chain.from_iterable(rows))
@@ -148,7 +157,7 @@ def text_pieces(loaded, prompt, tokens, sampling, seed=0, tokenizer=None):
         raise UserError(str(error).replace("prompt 0", "prompt")) from error
 
 
-def tokenizer_of(loaded):
+def tokenizer_of(loaded: "Loaded") -> Tokenizer:
     if loaded.tokenizer is None:
         raise UserError(
             f"{loaded.path}: the run has recorded no tokenizer; pass the one that made its tokens, "
@@ -157,7 +166,9 @@ def tokenizer_of(loaded):
     return loaded.tokenizer
 
 
-def check_tokenizer(tokenizer, recorded, vocab_size, source):
+def check_tokenizer(
+    tokenizer: Tokenizer, recorded: Tokenizer | None, vocab_size: int | None, source: str | Path
+) -> None:
     """Refuse a tokenizer with which the model was not trained; `recorded` is the one with which it
     was, None if that is unknown."""
     fix = "pass the tokenizer that the model was trained with"
@@ -179,28 +190,26 @@ def check_tokenizer(tokenizer, recorded, vocab_size, source):
         )
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 class Decoder(NamedTuple):
     """A decode step: `call` maps {input: array} to {output: array}."""
 
-    call: object
-    inputs: dict  # {name: (shape, dtype)}; a free size is None
+    call: Callable[[Arrays], Arrays]
+    inputs: Specs  # {name: (shape, dtype)}; a free size is None
     context: int  # the number of tokens for which the cache has room
 
-    def empty(self, rows):
+    def empty(self, rows: int) -> Arrays:
         """The cache of texts before their first token is read."""
-        specs = {name: spec for name, spec in self.inputs.items() if name != TOKEN}
+        specs: dict[str, Any] = {  # which has no free sizes
+            name: spec for name, spec in self.inputs.items() if name != TOKEN
+        }
         return {name: np.zeros((rows, *shape[1:]), dtype) for name, (shape, dtype) in specs.items()}
 
-    def step(self, tokens, cache):
+    def step(self, tokens: Sequence[int], cache: Arrays) -> tuple[np.ndarray, Arrays]:
         """(the logits after one more token of each text, the cache with it)"""
         outputs = self.call({TOKEN: np.asarray(tokens, np.int32), **cache})
         return outputs[LOGITS], {name: outputs[NEXT + name] for name in cache}
 
-    def read(self, texts):
+    def read(self, texts: Sequence[np.ndarray]) -> Arrays:
         """The cache with all tokens of the texts but the last ones, which come next."""
         lengths = np.array([len(text) - 1 for text in texts], np.int32)
         cache = self.empty(len(texts))
@@ -210,13 +219,16 @@ class Decoder(NamedTuple):
         return cache | {POSITION: lengths}
 
 
-def steps(decoder, prompts, count, choose):
+def steps(
+    decoder: Decoder, prompts: Sequence[Any], count: int, choose: Callable[[np.ndarray], np.ndarray]
+) -> Iterator[np.ndarray]:
     """Up to `count` arrays with the next token of each text; choose(logits) draws them.
 
     When a text has filled the context, the second half of it is read again.
     """
     texts = [np.asarray(prompt, np.int32).reshape(-1) for prompt in prompts]
-    context, cache = decoder.context, None
+    context = decoder.context
+    cache: Arrays = {}
     position = context
     for _ in range(count):
         if position == context:  # before the first token, and when the cache is full
@@ -230,7 +242,15 @@ def steps(decoder, prompts, count, choose):
         yield new
 
 
-def stream(decoder, prompt, count, sampling, *, seed=0, stop=None):
+def stream(
+    decoder: Decoder,
+    prompt: Sequence[int] | np.ndarray,
+    count: int,
+    sampling: Sampling,
+    *,
+    seed: int = 0,
+    stop: int | None = None,
+) -> Iterator[int]:
     """Up to `count` tokens that follow a prompt, one by one; the text ends before `stop`."""
     random = np.random.default_rng(seed)
     (rows, *_), _ = decoder.inputs[TOKEN]
@@ -241,7 +261,7 @@ def stream(decoder, prompt, count, sampling, *, seed=0, stop=None):
         yield token
 
 
-def draw(random, logits, sampling):
+def draw(random: np.random.Generator, logits: np.ndarray, sampling: Sampling) -> np.ndarray:
     """One token for each row of logits, as in model/generate.py, but from other random numbers."""
     temperature, top_k, top_p, vocab_size = sampling
     logits = logits[:, :vocab_size]
@@ -267,10 +287,10 @@ class Writer(NamedTuple):
     """An exported language model and its tokenizer."""
 
     decoder: Decoder
-    tokenizer: Any
+    tokenizer: Tokenizer
     source: Path  # the file
 
-    def pieces(self, prompt, tokens, sampling, seed=0):
+    def pieces(self, prompt: str, tokens: int, sampling: Sampling, seed: int = 0) -> Iterator[str]:
         """The prompt, then the text that follows it, piece by piece, up to the end of the
         document."""
         start, stop = first_tokens(self.tokenizer, prompt), self.tokenizer.end_of_text
@@ -287,7 +307,7 @@ class Writer(NamedTuple):
             raise RunError(f"{self.source}: fails: {first_line(error)}") from error
 
 
-def open_writer(path, tokenizer=None):
+def open_writer(path: str | Path, tokenizer: str | None = None) -> Writer:
     """The writer of the folder of an export, or of one of its files."""
     path = Path(path)
     folder = path if path.is_dir() else path.parent
@@ -300,7 +320,7 @@ def open_writer(path, tokenizer=None):
     return Writer(decoder, exported_tokenizer(folder, tokenizer, model), file)
 
 
-def step_of(path, folder):
+def step_of(path: Path, folder: Path) -> dict[str, Any]:
     """The entry of the decode step in the report of an export."""
     if not path.exists():
         raise UserError(f"{path}: no such file or folder; name an export, or one of its files")
@@ -332,7 +352,7 @@ def step_of(path, folder):
     return runs[0] if runs else next(iter(known.values()))[0]
 
 
-def exported_tokenizer(folder, file, model):
+def exported_tokenizer(folder: Path, file: str | None, model: FileModel) -> Tokenizer:
     """The tokenizer of an export, or that of a file, which must be the same one."""
     stored = folder / TOKENIZER
     recorded = tokenizer_file(stored) if stored.is_file() else None
@@ -345,3 +365,7 @@ def exported_tokenizer(folder, file, model):
     shape, _ = model.outputs[LOGITS]
     check_tokenizer(tokenizer, recorded, shape[-1], file or stored)
     return tokenizer
+
+
+if __name__ == "__main__":
+    sys.exit(main())

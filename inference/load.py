@@ -6,6 +6,7 @@ loaded = load("saved/MNIST_Sample/RUN/checkpoint-epoch_10.params")
 logits = loaded.predict(images)
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,8 +16,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
-from data_loader.base import class_names
+from data_loader.base import Tokenizer, class_names
 from data_loader.table import MISSING
 from data_loader.tokenizers.saved import from_json
 from inference.generate import text_pieces
@@ -41,6 +43,9 @@ LOSSES_OF_NUMBERS = ("binary_cross_entropy", "huber", "mae", "mse")
 PASS_ONE = "pass a config with -c or, from Python, the model: load(path, model, preprocess=[...])"
 
 
+Preprocess = Callable[[PyTree], PyTree]  # of one raw input
+
+
 class Form(NamedTuple):
     """What an exported file takes and returns."""
 
@@ -55,33 +60,33 @@ NHWC = Form()
 class Exportable(NamedTuple):
     """`function(weights, inputs)` takes a batch; `inputs` is the spec of one example."""
 
-    function: Any
-    weights: Any  # {"params": ..., "state": ...} on the host
-    inputs: Any
-    preprocess: tuple  # the preprocessing that the function leaves to its caller
+    function: Callable[[Any, PyTree], PyTree]
+    weights: dict[str, PyTree]  # {"params": ..., "state": ...} on the host
+    inputs: PyTree
+    preprocess: Sequence[Preprocess]  # the preprocessing that the function leaves to its caller
     form: Form
-    parts: Any  # the built config; its `data` is None if the data cannot be built
+    parts: Any  # the built config, or `no_parts`; its `data` is None if it cannot be built
     data_error: str  # why `data` is None, or empty
-    record: dict  # the checkpoint's metadata
+    record: dict[str, Any]  # the checkpoint's metadata
 
     @property
-    def config(self):
+    def config(self) -> dict[str, Any]:
         """The config, with its defaults."""
         return self.parts.config
 
     @property
-    def classes(self):
+    def classes(self) -> list[str] | None:
         """The names of the classes: those that the run recorded, else those of the data, or
         None."""
         return known_classes(self.record, self.parts.data)
 
     @property
-    def output_kind(self):
+    def output_kind(self) -> str:
         """What the outputs are: "logits" or "probabilities" of classes, or "numbers"."""
         return output_kind(self.config, self.form, self.classes)
 
     @property
-    def table(self):
+    def table(self) -> dict[str, Any] | None:
         """How a file with more rows of the table is read, as the arguments of `rows_of`; None for
         other data."""
         if not (columns := self.parts.facts.get("columns")):
@@ -92,7 +97,7 @@ class Exportable(NamedTuple):
         return {"columns": columns, "missing": MISSING, "separator": ","} | given
 
     @property
-    def tokenizer(self):
+    def tokenizer(self) -> Tokenizer | None:
         """The tokenizer that the run has recorded, or None."""
         return recorded_tokenizer(self.record, self.parts.source)
 
@@ -101,22 +106,22 @@ class Exportable(NamedTuple):
 class Loaded:
     """A trained model with all that is needed to use it."""
 
-    path: Any  # of the checkpoint
+    path: Path  # of the checkpoint
     model: Model  # model.apply(params, state, x) takes preprocessed inputs
-    params: Any
-    state: Any  # the model's running statistics
-    config: dict  # of the run, with all defaults; after `fit`, what was passed to it
+    params: PyTree
+    state: PyTree  # the model's running statistics
+    config: dict[str, Any]  # of the run, with all defaults; after `fit`, what was passed to it
     classes: list[str]  # the class names, as far as they are known
-    preprocess: tuple  # functions of one raw input
-    inputs: Any  # shape and dtype of one raw input; None if unknown
-    record: dict  # the metadata of the checkpoint: epoch, step, metrics
-    model_inputs: Any = None  # shape and dtype of one input of the model; None if unknown
+    preprocess: tuple[Preprocess, ...]  # functions of one raw input
+    inputs: PyTree  # shape and dtype of one raw input; None if unknown
+    record: dict[str, Any]  # the metadata of the checkpoint: epoch, step, metrics
+    model_inputs: PyTree = None  # shape and dtype of one input of the model; None if unknown
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         size = sum(leaf.size for leaf in jax.tree.leaves(self.params))
         return f"Loaded({str(self.path)!r}, {size:,} parameters, step {self.record.get('step')})"
 
-    def predict(self, x, batch_size=64):
+    def predict(self, x: PyTree, batch_size: int = 64) -> PyTree:
         """The outputs for raw inputs, an array, or a dict of them, with one row per input.
 
         They are computed in batches of this size; the last one is padded, so that each batch size
@@ -141,7 +146,7 @@ class Loaded:
                 raise UserError(f"{where} {found}; it must have one row per input")
         return jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *computed)
 
-    def outputs(self, batch, x):
+    def outputs(self, batch: PyTree, x: PyTree) -> PyTree:
         """The outputs of one batch of the raw inputs x."""
         try:
             return self.program(self.params, self.state, batch)
@@ -153,7 +158,7 @@ class Loaded:
             why = f"fails on inputs of {forms(one)}: {describe(error)}"
             raise UserError(f"predict: {why}") from error
 
-    def generate(self, prompt="", tokens=200, **options):
+    def generate(self, prompt: str = "", tokens: int = 200, **options: Any) -> str:
         """The prompt and the text that follows it, of up to `tokens` tokens; without a prompt, a
         new document. `options` are temperature, top_k, top_p and seed, as on the command line."""
         if not isinstance(prompt, str):
@@ -168,20 +173,20 @@ class Loaded:
         return "".join(text_pieces(self, prompt, tokens, sampling, seed))
 
     @cached_property
-    def tokenizer(self):
+    def tokenizer(self) -> Tokenizer | None:
         """The tokenizer that the run has recorded; None if it was not trained on text."""
         return recorded_tokenizer(self.record, self.path)
 
     @property
-    def shapes(self):
+    def shapes(self) -> Callable[[PyTree], dict[str, Any]]:
         """The function that returns the shapes that must be equal; texts may have any length."""
         return any_length if getattr(self.model, "cache", None) else exact_shapes
 
     @cached_property
-    def program(self):
+    def program(self) -> Callable[[PyTree, PyTree, PyTree], PyTree]:
         return jax.jit(partial(outputs, self.model, self.preprocess))
 
-    def checked_length(self, x):
+    def checked_length(self, x: PyTree) -> int:
         """The number of inputs; raises if they are not what the model was trained on."""
         check_one(x, self.inputs, self.shapes)
         leaves = named_leaves(x)
@@ -193,16 +198,24 @@ class Loaded:
             fix = "pass an array, or a dict of arrays, as the data has them"
             raise UserError(f"predict: x must have one row per input, found {found}; {fix}")
         check_shapes(x, self.inputs, self.shapes)
-        return next(iter(lengths.values()))
+        return next(iter(leaves.values())).shape[0]
 
 
-def no_parts(config):
+def no_parts(config: dict[str, Any]) -> SimpleNamespace:
     """The `parts` of an Exportable that was not built from a config: it has no data and no loss."""
     parts = {"data": None, "facts": {}, "loss": None, "metrics": {}, "preprocess": ()}
     return SimpleNamespace(**parts, config=config)
 
 
-def load(path, model=None, *, preprocess=(), config=None, trust=False, best=False) -> Loaded:
+def load(
+    path: str | Path,
+    model: Model | None = None,
+    *,
+    preprocess: Sequence[Preprocess] = (),
+    config: str | Path | None = None,
+    trust: bool = False,
+    best: bool = False,
+) -> Loaded:
     """The trained model in a checkpoint; of a run's folder, in its newest checkpoint, or in the
     best one by checkpoint.monitor if `best` is true. The `path` of the result says which it is.
 
@@ -214,30 +227,31 @@ def load(path, model=None, *, preprocess=(), config=None, trust=False, best=Fals
         raise UserError("load: preprocess goes with a model; the config of a run has its own")
     checkpoint = checkpoint_at(path, best)
     weights = Pretrained(checkpoint)
-    check_keys(checkpoint, weights.record, weights.record)
+    record = weights.record
+    check_keys(checkpoint, record, record)
+    written_config, raw = record.get("config", {}), None
     if model is None:
-        found = find_config(config, checkpoint, weights.record, (), trust)
-        facts = stored_facts(weights.record)
-        parts, _ = build_to_ship(*found[:2], facts, trusted=found[2], folders=found[3])
-        parts = with_recorded(parts, weights.record.get("config", {}), checkpoint)
-        model, preprocess, config = parts.model, parts.preprocess, parts.config
-        raw, inputs = input_specs(parts, stored_facts(weights.record), None)
-        if own_inputs(model):  # predict takes what the model takes
+        found, name, is_trusted, folders = find_config(config, checkpoint, record, (), trust)
+        facts = stored_facts(record)
+        parts, _ = build_to_ship(found, name, facts, trusted=is_trusted, folders=folders)
+        parts = with_recorded(parts, written_config, checkpoint)
+        model, preprocess, written_config = parts.model, parts.preprocess, parts.config
+        raw, inputs = input_specs(parts, facts, None)
+        if own_inputs(parts.model):  # predict takes what the model takes
             preprocess, raw = (), inputs
-        classes = known_classes(weights.record, parts.data) or []
+        classes = known_classes(record, parts.data) or []
     else:
         check_given(model, preprocess)
-        config, raw = weights.record.get("config", {}), None
-        classes = known_classes(weights.record, None) or []
+        classes = known_classes(record, None) or []
         inputs = own_inputs(model) or probed_spec(weights.probe)
-    model, params, state = checked_weights(weights, model, inputs, config, str(checkpoint))
-    trees, record = (model, params, state), weights.record
+    trees = checked_weights(weights, model, inputs, written_config, str(checkpoint))
     if record.get("written_by") == "fit":
         check_described(checkpoint, record.get("preprocess"), preprocess)
-    return Loaded(checkpoint, *trees, config, classes, tuple(preprocess), raw, record, inputs)
+    written = tuple(preprocess), raw, record, inputs
+    return Loaded(checkpoint, *trees, written_config, classes, *written)
 
 
-def check_given(model, preprocess):
+def check_given(model: Model, preprocess: Sequence[Preprocess]) -> None:
     """Refuse a model or preprocessing that cannot be one."""
     if isinstance(model, type) or not (hasattr(model, "init") and hasattr(model, "apply")):
         name = getattr(model, "__name__", repr(model))
@@ -246,7 +260,9 @@ def check_given(model, preprocess):
         raise UserError(f"load: preprocess must be a list of functions, got {preprocess!r}")
 
 
-def checked_weights(weights, model, inputs, config, source):
+def checked_weights(
+    weights: Pretrained, model: Model, inputs: PyTree, config: dict[str, Any], source: str
+) -> tuple[Model, PyTree, PyTree]:
     """(the model, params, state) of a checkpoint, after a check that they belong together. A model
     with factors, such as `lora`, is replaced by the plain one with merged weights."""
     shapes = model_shapes(model, source)
@@ -259,8 +275,15 @@ def checked_weights(weights, model, inputs, config, source):
 
 
 def load_to_export(
-    config_file, checkpoint, *, overrides=(), trusted=True, shape=None, batch=None, form=NHWC
-):
+    config_file: str | Path | None,
+    checkpoint: str | Path,
+    *,
+    overrides: Sequence[str] = (),
+    trusted: bool = True,
+    shape: Sequence[int] | None = None,
+    batch: int | None = None,
+    form: Form = NHWC,
+) -> Exportable:
     """Load the weights of a checkpoint into the config's model, as a function to export.
 
     `shape` is the shape of one input in the layout of `form`, by default that of the data; `batch`
@@ -297,7 +320,13 @@ def load_to_export(
     return Exportable(function, trees, inputs, outside, form, parts, data_error, weights.record)
 
 
-def forward(model, preprocess, form, weights, x):
+def forward(
+    model: Model,
+    preprocess: Sequence[Preprocess],
+    form: Form,
+    weights: dict[str, PyTree],
+    x: PyTree,
+) -> PyTree:
     """The model's output, with the input and output conversions of `form`."""
     if form.layout == "nchw":
         x = jnp.moveaxis(x, 1, -1)
@@ -307,7 +336,7 @@ def forward(model, preprocess, form, weights, x):
     return softmax(out) if form.softmax else out
 
 
-def prepare(preprocess, form, raw):
+def prepare(preprocess: Sequence[Preprocess], form: Form, raw: PyTree) -> PyTree:
     """Convert a batch of raw inputs to what the function takes."""
     for fn in preprocess:
         raw = jax.vmap(fn)(raw)
@@ -316,7 +345,13 @@ def prepare(preprocess, form, raw):
     return jax.tree.map(np.asarray, raw)
 
 
-def find_config(config_file, checkpoint, record, overrides, trusted):
+def find_config(
+    config_file: str | Path | None,
+    checkpoint: str | Path,
+    record: dict[str, Any],
+    overrides: Sequence[str],
+    trusted: bool,
+) -> tuple[dict[str, Any], str, bool, Sequence[Path]]:
     """(config, its name in messages, whether it may import, the folders that it may import from).
     It is the given file, or the stored one, with the numbers of the checkpoint's replica."""
     replica = record.get("replica", 0)
@@ -336,7 +371,7 @@ def find_config(config_file, checkpoint, record, overrides, trusted):
     return of_replica(config, replica), str(checkpoint), trusted, folders
 
 
-def stored_facts(record):
+def stored_facts(record: dict[str, Any]) -> dict[str, Any]:
     """The facts about the training data that the checkpoint stores."""
     facts = record.get("facts", {})
     return {
@@ -344,7 +379,7 @@ def stored_facts(record):
     }
 
 
-def model_shapes(model, source):
+def model_shapes(model: Model, source: str) -> tuple[PyTree, PyTree]:
     """(params, state) of a model, as shapes."""
     try:
         return jax.eval_shape(model.init, jax.random.key(0))
@@ -352,7 +387,9 @@ def model_shapes(model, source):
         raise UserError(f"{source}: model: cannot be initialized: {describe(error)}") from error
 
 
-def check_applies(model, shapes, inputs, size, source, form):
+def check_applies(
+    model: Model, shapes: tuple[PyTree, PyTree], inputs: PyTree, size: int, source: str, form: Form
+) -> None:
     """Raise if the model fails on this input, or if a softmax does not apply to its output."""
     batch = of_batch(inputs, size)
     try:
@@ -368,7 +405,7 @@ def check_applies(model, shapes, inputs, size, source, form):
         raise UserError(f"--with-softmax: needs a model with one output; this one has {names}")
 
 
-def output_kind(config, form, classes):
+def output_kind(config: dict[str, Any], form: Form, classes: Sequence[str] | None) -> str:
     """Exportable.output_kind, by the loss of a config and the names of the classes. With a user's
     own loss, the outputs are logits if the classes have names."""
     loss = config.get("loss")
@@ -379,23 +416,31 @@ def output_kind(config, form, classes):
     return "numbers"
 
 
-def known_classes(record, data):
+def known_classes(record: dict[str, Any], data: object) -> list[str] | None:
     """The names of the classes: those that the run recorded, else those of the data, or None."""
     return as_names(record.get("classes")) or class_names(data)
 
 
-def as_names(classes):
+def as_names(classes: object) -> list[str]:
     return list(map(str, classes)) if isinstance(classes, list) else []
 
 
-def known_shape(config, source, facts, trusted, folders=()):
+def known_shape(
+    config: dict[str, Any],
+    source: str,
+    facts: dict[str, Any],
+    trusted: bool,
+    folders: Sequence[Path] = (),
+) -> tuple[int, ...] | None:
     """The shape of one input by the checkpoint or else the config's data; None if unknown."""
     if "input_shape" not in facts:
         facts = facts_of_config(config, source, trusted, folders)
     return facts.get("input_shape")
 
 
-def channels_last(shape, layout, known):
+def channels_last(
+    shape: Sequence[int] | None, layout: str | None, known: Sequence[int] | None
+) -> tuple[Sequence[int] | None, str]:
     """(a shape given by the user, with the channels last; the layout that callers pass).
 
     The number of channels, which is that of the `known` shape, shows where a shape has them.
@@ -417,12 +462,14 @@ def channels_last(shape, layout, known):
     return (channels_moved, layout) if layout == "nchw" else (shape, "nhwc")
 
 
-def as_input(shape):
+def as_input(shape: Sequence[int]) -> str:
     """The option for a shape of one input."""
     return f"--input {' '.join(map(str, (1, *shape)))}"
 
 
-def input_specs(parts, facts, shape):
+def input_specs(
+    parts: Any, facts: dict[str, Any], shape: Sequence[int] | None
+) -> tuple[PyTree, PyTree]:
     """(shape and dtype of one raw input, those of one input of the model); None if unknown."""
     if own := own_inputs(parts.model):
         if shape is not None:
@@ -447,7 +494,7 @@ def input_specs(parts, facts, shape):
     return None, jax.ShapeDtypeStruct(tuple(shape), dtype)
 
 
-def raw_input(parts, facts):
+def raw_input(parts: Any, facts: dict[str, Any]) -> PyTree:
     """The shape and dtype of one raw input of the data, or of a row with the columns that a
     checkpoint has recorded of its table; None if unknown."""
     if isinstance(parts.example, tuple | list):
@@ -458,18 +505,18 @@ def raw_input(parts, facts):
     return jax.ShapeDtypeStruct((len(columns),), jnp.float32) if columns else None
 
 
-def own_inputs(model):
+def own_inputs(model: Model) -> PyTree:
     """The shapes of one example that the model declares; None if it takes those of the data."""
     inputs = getattr(model, "inputs", None)
     return inputs() if inputs else None
 
 
-def several_inputs(inputs):
+def several_inputs(inputs: PyTree) -> UserError:
     names = ", ".join(named_leaves(inputs))
     return UserError(f"--input: the model takes several inputs ({names}); leave it out")
 
 
-def channels_first(inputs):
+def channels_first(inputs: PyTree) -> jax.ShapeDtypeStruct:
     """The spec of one image with its channels first."""
     leaves = jax.tree.leaves(inputs)
     if len(leaves) != 1 or len(leaves[0].shape) != 3:
@@ -482,14 +529,14 @@ def channels_first(inputs):
     return jax.ShapeDtypeStruct((channels, height, width), inputs.dtype)
 
 
-def check_one(x, wanted, shapes):
+def check_one(x: PyTree, wanted: PyTree, shapes: Callable[[PyTree], object]) -> None:
     """Refuse one input in place of several."""
     if wanted is not None and shapes(x) == shapes(wanted):
         fix = "this is one input; add an axis in front, as x[None]"
         raise UserError(f"predict: x must have one row per input; {fix}")
 
 
-def check_shapes(x, wanted, shapes):
+def check_shapes(x: PyTree, wanted: PyTree, shapes: Callable[[PyTree], object]) -> None:
     """Refuse inputs whose shapes are not the wanted ones, if these are known."""
     one = jax.tree.map(lambda a: a[0], x)
     if wanted is not None and shapes(one) != shapes(wanted):
@@ -497,29 +544,31 @@ def check_shapes(x, wanted, shapes):
         raise UserError(f"predict: the model {found}; pass them as the training data had them")
 
 
-def recorded_tokenizer(record, source):
+def recorded_tokenizer(record: dict[str, Any], source: object) -> Tokenizer | None:
     """The tokenizer in the record of a run, or None."""
     text = record.get("tokenizer")
     return text and from_json(text, f"{source}: tokenizer")
 
 
-def exact_shapes(tree):
+def exact_shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:
     """The shape of every leaf, by name."""
     return {name: np.shape(leaf) for name, leaf in named_leaves(tree).items()}
 
 
-def any_length(tree):
+def any_length(tree: PyTree) -> dict[str, int]:
     """The number of axes of every leaf, by name: a decoder of text takes texts of any length."""
     return {name: np.ndim(leaf) for name, leaf in named_leaves(tree).items()}
 
 
-def forms(tree):
+def forms(tree: PyTree) -> str:
     """The types and shapes of a tree's leaves, in words."""
     named = named_leaves(tree).items()
     return ", ".join(f"{name} {a.dtype}{list(a.shape)}".strip() for name, a in named)
 
 
-def check_tokens(arrays, vocab_size, name_of):
+def check_tokens(
+    arrays: Mapping[str, np.ndarray], vocab_size: int | None, name_of: Callable[[int], str]
+) -> None:
     """Raise for the first token outside the vocabulary in the arrays {name: one row per input}.
 
     `name_of(row)` is the name of an input in messages. The tokens are the only array, or the one

@@ -8,16 +8,26 @@ Library read, with the class names in `labels.txt`; the file is a zip archive as
 import json
 import zipfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from inference.packages import quiet
+from inference.packages import Flat, quiet, read_tflite, tflite_bytes
 from utils.files import atomic_write, parse_json, read_file
+
+if TYPE_CHECKING:
+    from flatbuffers import Builder
+
+    from inference.load import Exportable
+    from inference.lowering.trace import Traced
+
 
 STANDARD, IDENTIFIER = "TFLITE_METADATA", b"M001"  # the entry in the file, and its schema
 LABELS = "labels.txt"
 AXIS_LABELS = 2  # AssociatedFileType.TENSOR_AXIS_LABELS
 
 
-def facts_of(exportable, title, source, commit):
+def facts_of(
+    exportable: "Exportable", title: str, source: str | None, commit: str | None
+) -> dict[str, Any]:
     """The metadata of a file, {key: value}."""
     return {
         "title": title,
@@ -32,7 +42,7 @@ def facts_of(exportable, title, source, commit):
     }
 
 
-def commit_of(checkpoint):
+def commit_of(checkpoint: str | Path) -> str | None:
     """The git commit of the code that trained a checkpoint, as its run recorded it; else None."""
     file = Path(checkpoint).parent / "environment.json"
     try:
@@ -42,12 +52,12 @@ def commit_of(checkpoint):
     return commit if isinstance(commit, str) else None
 
 
-def known(facts):
+def known(facts: dict[str, Any]) -> dict[str, Any]:
     """The facts that are not empty."""
     return {key: value for key, value in facts.items() if value not in (None, [], {})}
 
 
-def as_texts(facts):
+def as_texts(facts: dict[str, Any]) -> dict[str, str]:
     """The known facts as texts."""
     return {
         key: value if isinstance(value, str) else json.dumps(value, default=str)
@@ -55,7 +65,7 @@ def as_texts(facts):
     }
 
 
-def add_metadata(path, facts):
+def add_metadata(path: Path, facts: dict[str, Any]) -> None:
     """Store the facts in a file, as its format stores metadata."""
     if path.suffix == ".onnx":
         add_to_onnx(path, facts)
@@ -63,7 +73,7 @@ def add_metadata(path, facts):
         add_to_tflite(path, facts)
 
 
-def add_to_onnx(path, facts):
+def add_to_onnx(path: Path, facts: dict[str, Any]) -> None:
     import onnx
     from onnx import helper
 
@@ -73,31 +83,31 @@ def add_to_onnx(path, facts):
     atomic_write(path, model.SerializeToString())
 
 
-def add_to_tflite(path, facts):
+def add_to_tflite(path: Path, facts: dict[str, Any]) -> None:
     from tensorflow.lite.python import schema_py_generated as schema
-    from tensorflow.lite.tools import flatbuffer_utils
 
     with quiet():
-        model = flatbuffer_utils.convert_bytearray_to_object(bytearray(path.read_bytes()))
-        buffer, entry = schema.BufferT(), schema.MetadataT()
+        model = read_tflite(path.read_bytes())
+        buffer: Flat = schema.BufferT()
+        entry = schema.MetadataT()
         buffer.data = standard_metadata(facts, model.signatureDefs or [])
         entry.name, entry.buffer = STANDARD, len(model.buffers)
         model.buffers.append(buffer)
         model.metadata = [*(model.metadata or []), entry]
-        atomic_write(path, bytes(flatbuffer_utils.convert_object_to_bytearray(model)))
+        atomic_write(path, tflite_bytes(model))
     with zipfile.ZipFile(path, "a") as archive:  # the runtimes ignore what follows the model
         archive.writestr("metadata.json", json.dumps(known(facts), indent=2, default=str))
         if facts["classes"]:
             archive.writestr(LABELS, "\n".join(facts["classes"]) + "\n")
 
 
-def standard_metadata(facts, signatures):
+def standard_metadata(facts: dict[str, Any], signatures: list[Any]) -> list[int]:
     """The bytes of a ModelMetadata table of metadata_schema.fbs."""
     import flatbuffers
 
     builder = flatbuffers.Builder()
 
-    def tensors(described, is_output):
+    def tensors(described: list[Any], is_output: bool) -> list[int]:
         tables = []
         for tensor in described:
             name = tensor.name.decode()
@@ -108,7 +118,9 @@ def standard_metadata(facts, signatures):
         return tables
 
     graphs = [
-        table(builder, {0: s.signatureKey, 2: tensors(s.inputs, 0), 3: tensors(s.outputs, 1)})
+        table(
+            builder, {0: s.signatureKey, 2: tensors(s.inputs, False), 3: tensors(s.outputs, True)}
+        )
         for s in sorted(signatures, key=lambda signature: signature.subgraphIndex)
     ]
     texts = as_texts(facts)
@@ -118,7 +130,7 @@ def standard_metadata(facts, signatures):
     return list(builder.Output())
 
 
-def table(builder, fields, small=None):
+def table(builder: "Builder", fields: dict[int, Any], small: dict[int, int] | None = None) -> int:
     """The offset of a table, {number of a field: text, or list of texts or tables}.
 
     `small` are its fields of one byte.
@@ -134,7 +146,7 @@ def table(builder, fields, small=None):
     return builder.EndObject()
 
 
-def offset_of(builder, value):
+def offset_of(builder: "Builder", value: Any) -> int:
     """The offset of a text, or of a list of texts or tables."""
     if isinstance(value, str | bytes):
         return builder.CreateString(value)
@@ -145,7 +157,7 @@ def offset_of(builder, value):
     return builder.EndVector()
 
 
-def size_names(traced):
+def size_names(traced: "Traced") -> dict[str, list[str]]:
     """{input or output: its sizes as texts}, in which the free ones have names."""
     return {
         name: [str(size) for size in aval.shape]

@@ -13,6 +13,8 @@ import csv
 import io
 import os
 import sys
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from math import prod
 from pathlib import Path
@@ -36,25 +38,27 @@ MAX_NUMBERS = 8  # printed per output
 # Options that only count for inputs, and for a text.
 OF_INPUTS = ("config", "trust", "best", "key", "prepared", "top", "batch", "csv")
 OF_TEXT = ("tokens", "temperature", "top_k", "top_p", "seed", "tokenizer")
+# One line to print per input, and the columns and rows of a table.
+Lines = tuple[list[str], list[str], Iterable[Sequence[str]]]
 FIRST_COLUMN = b"input,"  # the beginning of a table of predictions
 
 
-def main(argv=None):
+def main(argv: list[str] | None = None) -> int:
     """Run the command line; a user's mistake ends in one message and an exit code."""
-    return run_command(lambda: run(parse(argv)))
+
+    def run() -> None:
+        arguments = parse(argv)
+        (write if is_text(arguments) else predict)(arguments)
+
+    return run_command(run)
 
 
-def run(arguments):
-    """Continue a text, or print predictions."""
-    (write if is_text(arguments) else predict)(arguments)
-
-
-def is_text(arguments):
+def is_text(arguments: Namespace) -> bool:
     """Whether the arguments pass a text for a language model to continue."""
     return arguments.prompt is not None or arguments.prompt_file is not None
 
 
-def parse(argv):
+def parse(argv: list[str] | None) -> Namespace:
     parser = argparse.ArgumentParser(
         description="Print a model's predictions for images or arrays."
     )
@@ -97,7 +101,7 @@ def parse(argv):
     return arguments
 
 
-def write(arguments):
+def write(arguments: Namespace) -> None:
     """Print a text that an exported language model continues, as it is written."""
     if arguments.inputs:
         raise UserError("--prompt: the model continues this text; leave out the inputs")
@@ -110,7 +114,7 @@ def write(arguments):
     print_now("")
 
 
-def predict(arguments):
+def predict(arguments: Namespace) -> None:
     """Print the likeliest classes or the first numbers of each input; write all with --csv."""
     if not arguments.inputs:
         fix = "name images, arrays or a table, or pass the beginning of a text as --prompt"
@@ -136,7 +140,7 @@ def predict(arguments):
                 needs_header = False
 
 
-def check_output(arguments):
+def check_output(arguments: Namespace) -> None:
     """Refuse to replace what is read, or any file but a table that this program wrote."""
     path = Path(arguments.csv or os.devnull)
     if path.is_dir():
@@ -156,7 +160,7 @@ def check_output(arguments):
         raise UserError(f"--csv: {path} exists and is not a table of predictions; {fix}")
 
 
-def class_probabilities(output_kind, outputs):
+def class_probabilities(output_kind: str, outputs: dict[str, np.ndarray]) -> np.ndarray | None:
     """The class probabilities of each input; None if the outputs are not classes."""
     values = next(iter(outputs.values()))
     if output_kind == "numbers" or len(outputs) > 1 or values.ndim != 2:
@@ -168,7 +172,7 @@ def class_probabilities(output_kind, outputs):
     return shifted / shifted.sum(-1, keepdims=True)
 
 
-def likeliest(probabilities, classes, top):
+def likeliest(probabilities: np.ndarray, classes: Sequence[str], top: int) -> Lines:
     """(one line of the likeliest classes per input, the columns of a table, its rows)"""
     count = probabilities.shape[1]
     labels = [classes[i] if i < len(classes) else str(i) for i in range(count)]
@@ -183,7 +187,7 @@ def likeliest(probabilities, classes, top):
     return lines, ["class", *(f"p_{label}" for label in labels)], rows
 
 
-def numbers(outputs):
+def numbers(outputs: dict[str, np.ndarray]) -> Lines:
     """(one line of the first numbers per input, the columns of a table, its rows)"""
     flat = {
         name: array.reshape(len(array), prod(array.shape[1:])) for name, array in outputs.items()
@@ -199,20 +203,20 @@ def numbers(outputs):
     return list(map("  ".join, zip(*cells, strict=True))), columns, rows
 
 
-def first_numbers(row):
+def first_numbers(row: np.ndarray) -> str:
     """The first numbers, with six digits each."""
     ellipsis = ["..."] if len(row) > MAX_NUMBERS else []
     return " ".join([*as_text(row[:MAX_NUMBERS], 6), *ellipsis])
 
 
-def as_text(row, digits=9):
+def as_text(row: np.ndarray, digits: int = 9) -> Iterator[str]:
     """Numbers as text; nine digits distinguish any two float32 numbers."""
     if row.dtype.kind in "biuc":
         return map(str, row)
     return (f"{float(value):.{digits}g}" for value in row)
 
 
-def print_now(text, end="\n"):
+def print_now(text: str, end: str = "\n") -> None:
     """Print without buffering; exit if the reader has closed the pipe, as `| head` does."""
     try:
         echo(text, end=end, flush=True)
@@ -222,7 +226,7 @@ def print_now(text, end="\n"):
         raise SystemExit(BROKEN_PIPE) from None
 
 
-def as_csv(rows):
+def as_csv(rows: Iterable[Sequence[str]]) -> bytes:
     """The lines of a table, as bytes; file names may contain bytes that are not text."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
@@ -232,5 +236,5 @@ def as_csv(rows):
 if __name__ == "__main__":
     open_closed_streams()
     # File and class names may contain characters that the terminal cannot show.
-    sys.stdout.reconfigure(errors="backslashreplace")
+    sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
     sys.exit(main())

@@ -2,6 +2,8 @@
 images, folders of them, or one file of arrays or of a table, in batches.
 """
 
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +18,7 @@ from inference.folders import REPORT
 from inference.load import (
     NHWC,
     Form,
+    Preprocess,
     as_names,
     check_tokens,
     find_config,
@@ -25,7 +28,7 @@ from inference.load import (
     raw_input,
 )
 from inference.lowering.trace import named
-from inference.runtimes import PACKAGES, open_model
+from inference.runtimes import PACKAGES, Arrays, Specs, open_model
 from inference.verify import Reference, repeated
 from training.checkpoint.storage import chosen_checkpoint
 from utils import RunError, UserError, check_memory, first_line
@@ -41,20 +44,22 @@ OUTPUT_KINDS = ("logits", "probabilities", "numbers")
 class Predictor(NamedTuple):
     """`model` maps {input: a batch} to {output: a batch}."""
 
-    model: Any
-    inputs: dict  # {name: (shape of one example, dtype)}; a free dimension is None
+    model: Callable[[Arrays], Arrays]
+    inputs: Specs  # of one example
     size: int | None  # the only batch size that it takes
-    preprocess: tuple  # the preprocessing that raw inputs still need
+    preprocess: Sequence[Preprocess]  # the preprocessing that raw inputs still need
     form: Form
     output_kind: str  # one of OUTPUT_KINDS
-    classes: list  # the class names, as far as they are known
-    table: dict | None = None  # how the rows of a table are read; None if it was not trained on one
+    classes: list[str]  # the class names, as far as they are known
+    table: dict[str, Any] | None = (
+        None  # how the rows of a table are read; None if it was not trained on one
+    )
     structure: Any = None  # how the inputs are nested, if known
-    raw_shape: tuple | None = None  # the shape of an image before preprocessing, if known
+    raw_shape: tuple[int, ...] | None = None  # the shape of an image before preprocessing, if known
     vocab_size: int | None = None  # for a language model, if known
 
 
-def open_predictor(arguments):
+def open_predictor(arguments: Namespace) -> Predictor:
     """The predictor for the model on the command line."""
     path = Path(arguments.model)
     if path.suffix.lower() in PACKAGES and not arguments.best:
@@ -83,10 +88,10 @@ def open_predictor(arguments):
     )
 
 
-def open_export(path, arguments):
+def open_export(path: Path, arguments: Namespace) -> Predictor:
     """The predictor for an exported file, described by the report beside it or by a config."""
     model = open_model(path)
-    inputs = {name: (shape[1:], np.dtype(dtype)) for name, (shape, dtype) in model.inputs.items()}
+    inputs = {name: (shape[1:], dtype) for name, (shape, dtype) in model.inputs.items()}
     fixed = {shape[0] for shape, _ in model.inputs.values() if shape} - {None}
     size = fixed.pop() if fixed else None
     report = path.parent / REPORT
@@ -99,14 +104,18 @@ def open_export(path, arguments):
     if file is None or (is_prepared and kind):
         return predictor._replace(output_kind=kind or "numbers")
     record = {} if arguments.config else {"config": read(file, trusted=arguments.trust)}
-    config, *rest = find_config(arguments.config, file, record, (), arguments.trust)
+    config, name, trusted, folders = find_config(
+        arguments.config, file, record, (), arguments.trust
+    )
     facts = {"columns": table["columns"]} if table else {}
-    preprocess = () if is_prepared else tuple(build_preprocess(config, *rest, facts))
+    preprocess = (
+        () if is_prepared else tuple(build_preprocess(config, name, trusted, folders, facts))
+    )
     kind = kind or output_kind(config, form, predictor.classes)
     return predictor._replace(preprocess=preprocess, output_kind=kind)
 
 
-def read_report(path):
+def read_report(path: Path) -> dict[str, Any]:
     """{field of a Predictor: what an export's report says about it}"""
     try:
         report = parse_json(read_file(path))
@@ -128,7 +137,9 @@ def read_report(path):
     return known | {"form": form, "output_kind": kind, "classes": as_names(report.get("classes"))}
 
 
-def batches(paths, key, predictor, size):
+def batches(
+    paths: Sequence[str], key: str, predictor: Predictor, size: int
+) -> Iterator[tuple[list[str], Arrays]]:
     """Yield (one name per input, {input: raw array}) for `size` inputs at a time.
 
     Only one batch of images is in memory at a time.
@@ -140,21 +151,24 @@ def batches(paths, key, predictor, size):
         fix = "pass images, or one file of arrays or of a table"
         raise UserError(f"{arrays[0]}: cannot be combined with other inputs; {fix}")
     if arrays:
-        read = read_arrays if arrays[0].suffix.lower() in ARRAYS else read_table
-        inputs = read(arrays[0], key, predictor)
-        count = count_rows(arrays[0], inputs)
+        file = arrays[0]
+        is_table_file = file.suffix.lower() not in ARRAYS
+        inputs = read_table(file, predictor) if is_table_file else read_arrays(file, key, predictor)
+        count = count_rows(file, inputs)
         for start in range(0, count, size):
             batch = {name: array[start : start + size] for name, array in inputs.items()}
             rows = range(start, min(start + size, count))
-            yield [f"{arrays[0].name}[{i}]" for i in rows], batch
+            yield [f"{file.name}[{i}]" for i in rows], batch
     else:
         name, shape = only_input(predictor), image_shape(files[0], predictor)
+        mode = {1: "gray", 3: "rgb"}[shape[2]]
         for start in range(0, len(files), size):
             batch = files[start : start + size]
-            yield list(map(str, batch)), {name: np.stack([image(file, shape) for file in batch])}
+            images = np.stack([pixels(file, shape[:2], mode) for file in batch])
+            yield list(map(str, batch)), {name: images}
 
 
-def find_files(paths):
+def find_files(paths: Sequence[str]) -> list[Path]:
     """All files of these paths, with folders replaced by the images and arrays in them."""
     files = []
     for path in map(Path, paths):
@@ -168,7 +182,7 @@ def find_files(paths):
     return files
 
 
-def list_folder(folder):
+def list_folder(folder: Path) -> list[Path]:
     """The images and arrays in a folder."""
     endings = ENDINGS | ARRAYS
     files = sorted(
@@ -183,7 +197,7 @@ def list_folder(folder):
     return files
 
 
-def read_arrays(path, key, predictor):
+def read_arrays(path: Path, key: str, predictor: Predictor) -> Arrays:
     """{input: array} of a file.
 
     An npz holds the array `key`, or, for a model with several inputs, one array for each of them.
@@ -214,7 +228,7 @@ def read_arrays(path, key, predictor):
     raise UserError(f"{path}: has no {', '.join(missing)}, only {', '.join(content.files)}; {fix}")
 
 
-def read_table(path, _, predictor):
+def read_table(path: Path, predictor: Predictor) -> Arrays:
     """{input: the rows of a CSV or Parquet file}, encoded as in training."""
     if predictor.table is None:
         fix = "pass its checkpoint, or the file in the folder of its export; otherwise, an npz"
@@ -222,7 +236,7 @@ def read_table(path, _, predictor):
     return {only_input(predictor): rows_of(str(path), **predictor.table)}
 
 
-def count_rows(path, arrays):
+def count_rows(path: Path, arrays: Arrays) -> int:
     """The number of inputs in the arrays, which hold one input per row."""
     for name, array in arrays.items():
         if array.ndim == 0:
@@ -239,7 +253,7 @@ def count_rows(path, arrays):
     return length
 
 
-def only_input(predictor):
+def only_input(predictor: Predictor) -> str:
     """The name of the only input of the model."""
     if len(predictor.inputs) > 1:
         names = ", ".join(predictor.inputs)
@@ -247,10 +261,10 @@ def only_input(predictor):
     return next(iter(predictor.inputs))
 
 
-def image_shape(path, predictor):
+def image_shape(path: Path, predictor: Predictor) -> tuple[int, ...]:
     """The (height, width, channels) of the images that the preprocessing takes, or the model."""
     need_pillow(path)
-    shape, _ = predictor.inputs[only_input(predictor)]
+    shape: tuple[Any, ...] = predictor.inputs[only_input(predictor)][0]
     if predictor.form.layout == "nchw":
         shape = (*shape[1:], shape[0])
     shape = predictor.raw_shape or shape
@@ -265,7 +279,7 @@ def image_shape(path, predictor):
     return shape
 
 
-def shape_after(preprocess, shape):
+def shape_after(preprocess: Sequence[Preprocess], shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape that preprocessing gives an image; that of the image where it fails."""
     image = jax.ShapeDtypeStruct(shape, np.uint8)
     try:
@@ -276,12 +290,7 @@ def shape_after(preprocess, shape):
         return shape
 
 
-def image(path, shape):
-    """An image as bytes, resized to the model's size."""
-    return pixels(path, shape[:2], {1: "gray", 3: "rgb"}[shape[2]])
-
-
-def is_table(value):
+def is_table(value: object) -> bool:
     """Whether these are arguments of `rows_of`; they may come from an untrusted source."""
     if type(value) is not dict or value.keys() != {"columns", "missing", "separator"}:
         return False
@@ -290,11 +299,11 @@ def is_table(value):
     return valid and len(separator) == 1 and separator not in '\r\n"'
 
 
-def is_texts(value):
+def is_texts(value: object) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
 
 
-def predictions(predictor, arguments):
+def predictions(predictor: Predictor, arguments: Namespace) -> Iterator[tuple[list[str], Arrays]]:
     """Yield (one name per input, {output: one row per input}), batch by batch.
 
     All batches have one size; the last one is padded, and the rows of the padding are dropped.
@@ -320,7 +329,7 @@ def predictions(predictor, arguments):
         yield names, {name: array[: len(names)] for name, array in outputs.items()}
 
 
-def prepare_batch(predictor, raw, is_prepared):
+def prepare_batch(predictor: Predictor, raw: Arrays, is_prepared: bool) -> Arrays:
     """{input: a batch in the form and dtype that the model takes}"""
     preprocess = () if is_prepared else predictor.preprocess
     try:
@@ -337,7 +346,7 @@ def prepare_batch(predictor, raw, is_prepared):
     return {name: cast(name, array, predictor, is_prepared) for name, array in inputs.items()}
 
 
-def preprocessed(predictor, raw):
+def preprocessed(predictor: Predictor, raw: Arrays) -> list[np.ndarray]:
     """The arrays of the preprocessed inputs. The preprocessing takes what the data has: an array,
     or a nest of them."""
     structure = predictor.structure
@@ -349,7 +358,7 @@ def preprocessed(predictor, raw):
     return jax.tree.leaves(prepare(predictor.preprocess, NHWC, nest))
 
 
-def cast(name, array, predictor, is_prepared):
+def cast(name: str, array: np.ndarray, predictor: Predictor, is_prepared: bool) -> np.ndarray:
     """An array in the model's dtype; raises if more than rounding would change its numbers."""
     shape, dtype = predictor.inputs[name]
     given = array.shape[1:]
@@ -374,7 +383,7 @@ def cast(name, array, predictor, is_prepared):
     raise UserError(f"{name}: the model takes {wanted}, this is {array.dtype}{list(given)}; {fix}")
 
 
-def fits(array, dtype):
+def fits(array: np.ndarray, dtype: np.dtype) -> bool:
     """Whether a cast only rounds: between floats of any width, or integers within the range."""
     dtypes = (array.dtype, dtype)
     if array.dtype == dtype or all(jnp.issubdtype(each, jnp.floating) for each in dtypes):
@@ -384,5 +393,5 @@ def fits(array, dtype):
     return np.iinfo(dtype).min <= array.min() and array.max() <= np.iinfo(dtype).max
 
 
-def is_integer(dtype):
+def is_integer(dtype: np.dtype) -> bool:
     return dtype.kind in "iu"

@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from utils import INTERRUPTED
@@ -13,7 +14,7 @@ PAUSE = 10  # seconds between two lines
 
 
 @contextmanager
-def interrupts():
+def interrupts() -> Iterator[Callable[[], None]]:
     """A context in which Ctrl-C always ends in KeyboardInterrupt, at the latest at its end.
 
     Its value is a function that raises it if a package has caught it: some catch every exception,
@@ -21,41 +22,43 @@ def interrupts():
     """
     came = threading.Event()
 
-    def note(*_):
+    def note(*_: object) -> None:
         came.set()
         raise KeyboardInterrupt
 
-    def check():
+    def check() -> None:
         if came.is_set():
             raise KeyboardInterrupt
 
-    is_main = threading.current_thread() is threading.main_thread()
-    previous = signal.getsignal(signal.SIGINT) if is_main else signal.SIG_IGN
-    if previous not in (signal.SIG_IGN, None):  # an ignored signal stays ignored
-        signal.signal(signal.SIGINT, note)
     try:
-        yield check
+        with handled_by(note):
+            yield check
     finally:
-        if previous not in (signal.SIG_IGN, None):
-            signal.signal(signal.SIGINT, previous)
         check()
 
 
 @contextmanager
-def ended_by_interrupt(message):
+def ended_by_interrupt(message: str) -> Iterator[None]:
     """A context for long imports, in which Ctrl-C ends the process at once. A KeyboardInterrupt may
     be raised in a callback of C code there, which shows a traceback or loses it."""
 
-    def end(*_):
+    def end(*_: object) -> None:
         print(message, file=sys.stderr, flush=True)
         os._exit(INTERRUPTED)
 
+    with handled_by(end):
+        yield
+
+
+@contextmanager
+def handled_by(handler: Callable[..., object]) -> Iterator[None]:
+    """A context in which Ctrl-C calls the handler, unless it is ignored."""
     is_main = threading.current_thread() is threading.main_thread()
     previous = signal.getsignal(signal.SIGINT) if is_main else signal.SIG_IGN
     if previous in (signal.SIG_IGN, None):  # an ignored signal stays ignored
         yield
         return
-    signal.signal(signal.SIGINT, end)
+    signal.signal(signal.SIGINT, handler)
     try:
         yield
     finally:
@@ -68,24 +71,24 @@ class Progress:
     The lines go to where standard error pointed at first, since `quiet` redirects it.
     """
 
-    def __init__(self, pause=PAUSE):
+    def __init__(self, pause: float = PAUSE) -> None:
         self.pause, self.step, self.ended = pause, "loading", threading.Event()
         self.thread = threading.Thread(target=self.report, daemon=True)
 
-    def __enter__(self):
+    def __enter__(self) -> "Progress":
         self.start = time.monotonic()
         self.thread.start()
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.ended.set()
         self.thread.join()
 
-    def __call__(self, step):
+    def __call__(self, step: str) -> None:
         """Set the step that is printed from now on."""
         self.step = step
 
-    def report(self):
+    def report(self) -> None:
         try:
             stream = os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding="utf-8")
         except (OSError, ValueError, AttributeError):  # it is closed, or not a file

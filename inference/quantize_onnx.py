@@ -1,16 +1,25 @@
-"""Quantize ONNX files with onnxruntime's tools."""
+"""Quantize ONNX files with onnxruntime's tools; find the weights that --exclude names."""
 
-import heapq
+import difflib
 import re
 import tempfile
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from graphlib import TopologicalSorter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from inference.excluded import excluded_names
 from inference.packages import needed, quiet
 from utils import RunError, UserError, first_line
 from utils.files import atomic_write
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+    from onnx.defs import OpSchema
+    from onnxruntime.quantization import CalibrationDataReader
+
+    from inference.runtimes import Arrays
 
 LIMIT = np.finfo(np.float16).max
 SMALLEST = 1e-7  # in float16; a smaller number, such as the eps of a norm, would become 0
@@ -25,9 +34,22 @@ UNNAMED = "constant_"  # begins the name of each constant that is not a weight o
 CONVOLUTIONS = ["Conv", "ConvTranspose"]
 # The ops that are quantized; a normalization or a softmax would lose its small numbers.
 PRODUCTS = [*CONVOLUTIONS, "MatMul", "Gemm"]
+NO_NAMES = (
+    "--exclude: the jax2tf route gives weights in TFLite no names; use --route native, or "
+    "--formats onnx"
+)
+
+MOST_NAMES = 10  # in a message
 
 
-def quantize_onnx(source, path, precision, samples=None, exclude=(), weights=()):
+def quantize_onnx(
+    source: str | Path,
+    path: str | Path,
+    precision: str,
+    samples: "Sequence[Arrays] | None" = None,
+    exclude: Sequence[str] = (),
+    weights: Collection[str] = (),
+) -> None:
     """Write the float32 file `source` as float16, dynamic or int8; inputs and outputs stay float32.
 
     int8 is calibrated with `samples`, a list of {input: array}. Weights whose names match one of
@@ -46,7 +68,7 @@ def quantize_onnx(source, path, precision, samples=None, exclude=(), weights=())
         try:
             model = onnx.load(source)
             excluded, named = excluded_weights(model, exclude, weights), weight_names(model)
-            data = checked(write(Path(source), Path(folder), samples, excluded, named))
+            data = checked(write(Path(source), Path(folder), samples or (), excluded, named))
         except UserError:
             raise
         except Exception as error:  # the tools have no error class of their own
@@ -56,7 +78,7 @@ def quantize_onnx(source, path, precision, samples=None, exclude=(), weights=())
     atomic_write(path, data)
 
 
-def checked(model):
+def checked(model: "ModelProto") -> bytes:
     """The bytes of a model that passes ONNX's full check."""
     import onnx
 
@@ -64,7 +86,13 @@ def checked(model):
     return model.SerializeToString()
 
 
-def to_float16(source, folder, samples, exclude, named):
+def to_float16(
+    source: Path,
+    folder: Path,
+    samples: "Sequence[Arrays]",
+    exclude: set[str],
+    named: Collection[str],
+) -> "ModelProto":
     """Weights and intermediate results in float16; inputs and outputs in float32."""
     import onnx
 
@@ -73,7 +101,13 @@ def to_float16(source, folder, samples, exclude, named):
     return model
 
 
-def to_dynamic(source, folder, samples, exclude, named):
+def to_dynamic(
+    source: Path,
+    folder: Path,
+    samples: "Sequence[Arrays]",
+    exclude: set[str],
+    named: Collection[str],
+) -> "ModelProto":
     """Weights in 8 bits; the ranges of the activations are measured at run time.
 
     The weights are unsigned: on x86 processors without VNNI, ONNX Runtime's products of unsigned
@@ -94,7 +128,13 @@ def to_dynamic(source, folder, samples, exclude, named):
     return with_small_weights(folder / "dynamic.onnx", left, exclude, named)
 
 
-def to_int8(source, folder, samples, exclude, named):
+def to_int8(
+    source: Path,
+    folder: Path,
+    samples: "Sequence[Arrays]",
+    exclude: set[str],
+    named: Collection[str],
+) -> "ModelProto":
     """Convolutions and products in int8, as pairs of QuantizeLinear and DequantizeLinear.
 
     Weights have one scale per channel. The output of a MatMul stays in float, since the
@@ -119,7 +159,7 @@ def to_int8(source, folder, samples, exclude, named):
     return with_small_weights(folder / "int8.onnx", left, exclude, named)
 
 
-def prepared(source, folder):
+def prepared(source: Path, folder: Path) -> Path:
     """The path of a copy with named nodes and inferred shapes, which the tools need."""
     import onnx
     from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -133,7 +173,7 @@ def prepared(source, folder):
     return folder / "prepared.onnx"
 
 
-def left_in_float(path, exclude):
+def left_in_float(path: Path, exclude: set[str]) -> "list[NodeProto]":
     """The nodes that stay in float: those of excluded weights, and the first convolutions."""
     import onnx
 
@@ -141,12 +181,14 @@ def left_in_float(path, exclude):
     return [*excluded_nodes(model, exclude), *first_convolutions(model.graph)]
 
 
-def names_of(nodes):
+def names_of(nodes: "Iterable[NodeProto]") -> list[str]:
     """The names of nodes, and those that they have after the tools have split each Gemm."""
     return [name for node in nodes for name in (node.name, f"{node.name}_MatMul")]
 
 
-def with_small_weights(path, left, exclude, named):
+def with_small_weights(
+    path: Path, left: "Sequence[NodeProto]", exclude: set[str], named: Collection[str]
+) -> "ModelProto":
     """The model that a tool has written, with the weights that it left in float32 in 8 bits."""
     import onnx
 
@@ -155,7 +197,7 @@ def with_small_weights(path, left, exclude, named):
     return model
 
 
-def first_convolutions(graph):
+def first_convolutions(graph: "GraphProto") -> "list[NodeProto]":
     """The convolutions that take the input itself.
 
     They have few weights and lose much accuracy: on the sample, a stem in int8 makes the largest
@@ -173,20 +215,22 @@ def first_convolutions(graph):
     return found
 
 
-def reader(samples):
+def reader(samples: "Sequence[Arrays]") -> "CalibrationDataReader":
     """The samples as the tools read them: one by one, then None."""
     from onnxruntime.quantization import CalibrationDataReader
 
     class Reader(CalibrationDataReader):
         remaining = iter(samples)
 
-        def get_next(self):
+        def get_next(  # pyright: ignore[reportIncompatibleMethodOverride]  # None ends them
+            self,
+        ) -> "Arrays | None":
             return next(self.remaining, None)
 
     return Reader()
 
 
-def graphs(graph):
+def graphs(graph: "GraphProto") -> "Iterator[GraphProto]":
     """A graph and all the graphs within it."""
     yield graph
     for node in graph.node:
@@ -194,38 +238,31 @@ def graphs(graph):
             yield from graphs(inner)
 
 
-def subgraphs(node):
+def subgraphs(node: "NodeProto") -> "list[GraphProto]":
     return [attribute.g for attribute in node.attribute if attribute.type == attribute.GRAPH]
 
 
-def reads(node):
+def reads(node: "NodeProto") -> set[str]:
     """The names that a node reads, also from within its subgraphs."""
     names = {name for name in node.input if name}
     return names.union(*(reads(inner) for graph in subgraphs(node) for inner in graph.node))
 
 
-def sort_nodes(graph):
+def sort_nodes(graph: "GraphProto") -> None:
     """Put the nodes of a graph into an order in which each comes after those that it reads."""
     nodes = list(graph.node)
     makers = {name: i for i, node in enumerate(nodes) for name in node.output if name}
-    before = [{makers[name] for name in reads(node) & makers.keys()} for node in nodes]
-    after = {i: [] for i in range(len(nodes))}
-    for i, others in enumerate(before):
-        for j in others:
-            after[j].append(i)
-    ready, order = [i for i, others in enumerate(before) if not others], []
-    while ready:
-        i = heapq.heappop(ready)
-        order.append(nodes[i])
-        for j in after[i]:
-            before[j].discard(i)
-            if not before[j]:
-                heapq.heappush(ready, j)
+    before = {
+        i: {makers[name] for name in reads(node) & makers.keys()} for i, node in enumerate(nodes)
+    }
+    ordered = [nodes[i] for i in TopologicalSorter(before).static_order()]
     del graph.node[:]
-    graph.node.extend(order)
+    graph.node.extend(ordered)
 
 
-def excluded_weights(model, patterns, weights=()):
+def excluded_weights(
+    model: "ModelProto", patterns: Sequence[str], weights: Collection[str] = ()
+) -> set[str]:
     """The names of the constants of the weights that match one of the patterns. Several constants
     of one weight are numbered, but so may be the `weights` themselves, as w_1 and w_2."""
     constants = [x.name for x in model.graph.initializer]
@@ -235,23 +272,23 @@ def excluded_weights(model, patterns, weights=()):
     return {name for name, weight in names.items() if weight in found}
 
 
-def without_number(name):
+def without_number(name: str) -> str:
     return re.sub(r"_\d+$", "", name)
 
 
-def excluded_nodes(model, names):
+def excluded_nodes(model: "ModelProto", names: set[str]) -> "list[NodeProto]":
     """The nodes that read one of these weights."""
     found = (node for graph in graphs(model.graph) for node in graph.node)
     return [node for node in found if not names.isdisjoint(node.input)] if names else []
 
 
-def weight_names(model):
+def weight_names(model: "ModelProto") -> set[str]:
     """The names of the weights of a file of the native route, whose other constants have none."""
     names = {x.name for x in model.graph.initializer if not x.name.startswith(UNNAMED)}
     return names if model.producer_name == PRODUCER else set()
 
 
-def float32_weights(path):
+def float32_weights(path: Path) -> dict[str, int]:
     """{name: bytes} of the large float32 weights in a file."""
     import onnx
 
@@ -259,7 +296,7 @@ def float32_weights(path):
     return {tensor.name: 4 * int(np.prod(tensor.dims)) for tensor in tensors}
 
 
-def large_floats(model):
+def large_floats(model: "ModelProto") -> "list[TensorProto]":
     """The large constants that are float32."""
     from onnx import TensorProto
 
@@ -267,7 +304,7 @@ def large_floats(model):
     return [x for x in large if x.data_type == TensorProto.FLOAT]
 
 
-def store_in_8_bits(model, exclude, named=()):
+def store_in_8_bits(model: "ModelProto", exclude: set[str], named: Collection[str] = ()) -> None:
     """Store the large weights that are still float32 as int8, with one scale per channel: those
     that are `named`, whatever reads them, and those of the ops in WEIGHTS.
 
@@ -301,7 +338,7 @@ def store_in_8_bits(model, exclude, named=()):
         sort_nodes(graph)
 
 
-def restored(parts, name, axis):
+def restored(parts: Sequence[str], name: str, axis: int) -> "NodeProto":
     """The node that computes a float array from its numbers in 8 bits and their scales."""
     from onnx import helper
 
@@ -309,19 +346,19 @@ def restored(parts, name, axis):
     return helper.make_node("DequantizeLinear", parts, [name], name=node_name, axis=axis)
 
 
-def readers_of(graph, name):
+def readers_of(graph: "GraphProto", name: str) -> "Iterator[tuple[GraphProto, NodeProto]]":
     """(graph, node) for each node that reads a tensor."""
     for inner in graphs(graph):
         yield from ((inner, node) for node in inner.node if name in node.input)
 
 
-def is_table(node, name):
+def is_table(node: "NodeProto", name: str) -> bool:
     """Whether a node reads rows of this array."""
     axis = next((x.i for x in node.attribute if x.name == "axis"), 0)
     return node.op_type == "Gather" and axis == 0 and node.input[0] == name
 
 
-def in_8_bits(array, axis):
+def in_8_bits(array: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
     """(int8 numbers, scales): one scale for each position along the axis."""
     others = tuple(i for i in range(array.ndim) if i != axis)
     largest = np.abs(array).max(others, keepdims=True)
@@ -329,7 +366,7 @@ def in_8_bits(array, axis):
     return np.round(array / scale).astype(np.int8), scale.reshape(-1)
 
 
-def narrow_model(model, exclude):
+def narrow_model(model: "ModelProto", exclude: set[str]) -> None:
     """Turn a float32 model into float16, its loops and branches included, in which onnxruntime's
     own tool puts no casts. The weights named in `exclude` stay float32, as the ops that read them.
 
@@ -357,7 +394,13 @@ def narrow_model(model, exclude):
             for value in (*graph.input, *graph.output):
                 if value.name in floats:
                     value.type.tensor_type.elem_type = TensorProto.FLOAT16
-    kept |= {name for graph in graphs(model.graph) for name in float32_only(graph, version)}
+    kept |= {  # an op only takes these in float32
+        name
+        for graph in graphs(model.graph)
+        for node in graph.node
+        for i, name in enumerate(node.input)
+        if name and is_concrete(node, i, version)
+    }
     for tensor in model.graph.initializer:
         if tensor.data_type == TensorProto.FLOAT and tensor.name not in kept:
             narrow(tensor)
@@ -366,10 +409,13 @@ def narrow_model(model, exclude):
         sort_nodes(graph)
 
 
-def convert_nodes(graph, floats, wide, kept, version):
+def convert_nodes(
+    graph: "GraphProto", floats: set[str], wide: "Sequence[NodeProto]", kept: set[str], version: int
+) -> None:
     """Change the constants of a graph's nodes; casts around those that compute in float32."""
     from onnx import TensorProto, helper
 
+    constants = {tensor.name for tensor in graph.initializer}
     for node in list(graph.node):
         for attribute in node.attribute:
             if attribute.type == attribute.TENSOR and attribute.t.data_type == TensorProto.FLOAT:
@@ -383,7 +429,7 @@ def convert_nodes(graph, floats, wide, kept, version):
                     continue
                 if not is_wide and takes_float16(node, i, is_input, version):
                     continue
-                if is_input and is_concrete(node, i, version) and is_initializer(graph, name):
+                if is_input and is_concrete(node, i, version) and name in constants:
                     continue  # it stays float32
                 names[i] = f"{name}_in_float32_{len(graph.node)}"
                 pair = (name, names[i]) if is_input else (names[i], name)
@@ -391,7 +437,9 @@ def convert_nodes(graph, floats, wide, kept, version):
                 graph.node.append(helper.make_node("Cast", pair[:1], pair[1:], to=dtype))
 
 
-def formal(node, i, is_input, version):
+def formal(
+    node: "NodeProto", i: int, is_input: bool, version: int
+) -> "tuple[OpSchema, OpSchema.FormalParameter]":
     """(the schema of a node, the schema of one of its operands or results)"""
     from onnx import defs
 
@@ -400,7 +448,7 @@ def formal(node, i, is_input, version):
     return schema, values[min(i, len(values) - 1)]
 
 
-def takes_float16(node, i, is_input, version):
+def takes_float16(node: "NodeProto", i: int, is_input: bool, version: int) -> bool:
     schema, value = formal(node, i, is_input, version)
     allowed = {
         name
@@ -411,24 +459,12 @@ def takes_float16(node, i, is_input, version):
     return "tensor(float16)" in (allowed or {value.type_str})
 
 
-def is_concrete(node, i, version):
+def is_concrete(node: "NodeProto", i: int, version: int) -> bool:
     """Whether an operand can only be float32, as the scales of Resize."""
     return formal(node, i, True, version)[1].type_str == "tensor(float)"
 
 
-def is_initializer(graph, name):
-    return any(tensor.name == name for tensor in graph.initializer)
-
-
-def float32_only(graph, version):
-    """The names of the operands in a graph that can only be float32."""
-    for node in graph.node:
-        for i, name in enumerate(node.input):
-            if name and is_concrete(node, i, version):
-                yield name
-
-
-def narrow(tensor):
+def narrow(tensor: "TensorProto") -> None:
     """Change a tensor to float16, with finite numbers in its range."""
     from onnx import numpy_helper
 
@@ -439,7 +475,7 @@ def narrow(tensor):
     tensor.CopyFrom(numpy_helper.from_array(finite.astype(np.float16), tensor.name))
 
 
-def cast_ends(graph, floats):
+def cast_ends(graph: "GraphProto", floats: set[str]) -> None:
     """The inputs and outputs of the model stay float32."""
     from onnx import TensorProto, helper
 
@@ -449,10 +485,27 @@ def cast_ends(graph, floats):
         for node in inner.node:
             node.input[:] = [(inputs | outputs).get(name, name) for name in node.input]
             node.output[:] = [outputs.get(name, name) for name in node.output]
-    for pairs, dtype in (
-        (inputs.items(), TensorProto.FLOAT16),
-        (outputs.items(), TensorProto.FLOAT),
-    ):
-        for outside, inside in pairs:
-            ends = (outside, inside) if dtype == TensorProto.FLOAT16 else (inside, outside)
-            graph.node.append(helper.make_node("Cast", ends[:1], ends[1:], to=dtype))
+    for outside, inside in inputs.items():
+        graph.node.append(helper.make_node("Cast", [outside], [inside], to=TensorProto.FLOAT16))
+    for outside, inside in outputs.items():
+        graph.node.append(helper.make_node("Cast", [inside], [outside], to=TensorProto.FLOAT))
+
+
+def excluded_names(names: Collection[str], patterns: Iterable[str], place: str = "") -> set[str]:
+    """The names that match one of the regexes; each regex must match at least one. `place` follows
+    "no weight" in the message."""
+    matching = {pattern: {n for n in names if re.fullmatch(pattern, n)} for pattern in patterns}
+    for pattern, found in matching.items():
+        if not found:
+            message = f"--exclude: {pattern!r} matches no weight{place}"
+            raise UserError(f"{message}; {names_near(names, pattern)}")
+    return set().union(*matching.values())
+
+
+def names_near(names: Iterable[str], pattern: str) -> str:
+    """The names, in words; if there are many, only those nearest to the pattern."""
+    names = sorted(names)
+    if len(names) <= MOST_NAMES:
+        return f"there are {', '.join(names) or 'none'}"
+    near = difflib.get_close_matches(pattern, names, n=4, cutoff=0.4) or names[:4]
+    return f"of the {len(names)} that there are, the nearest are {', '.join(near)}"

@@ -1,11 +1,15 @@
 """Quantize TFLite files with TensorFlow's tools.
 
-Weights that a quantized file keeps in float32, for which TensorFlow's converter has no
-option: the names of the ops that read them contain KEPT. In int8 the quantizer leaves out ops by
-their names; in other precisions these ops get the weights of the float32 file."""
+TensorFlow's converter has no option that keeps some weights in float32. So the ops that read such
+weights have names that contain KEPT: in int8, the quantizer leaves out ops by their names; in other
+precisions, these ops get the weights of the float32 file.
+"""
 
 import copy
+from pathlib import Path
+from typing import Any
 
+from inference.packages import Flat, read_tflite, tflite_bytes
 from inference.quantize_onnx import LARGE
 from utils import RunError, UserError
 
@@ -14,7 +18,7 @@ PRODUCTS = CONVOLUTIONS | {"FULLY_CONNECTED", "BATCH_MATMUL"}  # the ops that in
 KEPT = "stays_in_float32"  # in the names of these ops
 
 
-def is_kept(graph, op):
+def is_kept(graph: Flat, op: Flat) -> bool:
     """Whether an op reads weights that stay in float32. An op that computes an output of the model
     has the name of the output instead, so there the names of its weights decide."""
     named = list(op.outputs)
@@ -24,7 +28,7 @@ def is_kept(graph, op):
     return any(KEPT in graph.tensors[i].name.decode() for i in named)
 
 
-def check_kept(model):
+def check_kept(model: Flat) -> None:
     """Raise if no op has such a name: the converter has made other ops of it."""
     if not any(is_kept(graph, op) for graph in model.subgraphs for op in graph.operators):
         raise UserError(
@@ -33,12 +37,10 @@ def check_kept(model):
         )
 
 
-def restored(quantized, original):
+def restored(quantized: bytes, original: bytes) -> bytes:
     """The bytes of a file in dynamic or float16 precision whose ops named KEPT have the weights of
     the `original`, the file of the same graph in float32."""
-    from tensorflow.lite.tools import flatbuffer_utils
-
-    model, source = map(flatbuffer_utils.convert_bytearray_to_object, (quantized, original))
+    model, source = map(read_tflite, (quantized, original))
     check_kept(source)
     for graph, from_graph in zip(model.subgraphs, source.subgraphs, strict=True):
         moved = {}  # {tensor in the original: the same tensor here}
@@ -51,16 +53,16 @@ def restored(quantized, original):
     used |= {entry.buffer for entry in model.metadata or []}
     for index in set(range(len(model.buffers))) - used:
         model.buffers[index].data = None
-    return bytes(flatbuffer_utils.convert_object_to_bytearray(model))
+    return tflite_bytes(model)
 
 
-def kind_of(model, op):
+def kind_of(model: Flat, op: Flat) -> str:
     from tensorflow.lite.tools import flatbuffer_utils
 
-    return flatbuffer_utils.opcode_to_name(model, op.opcodeIndex)
+    return str(flatbuffer_utils.opcode_to_name(model, op.opcodeIndex))
 
 
-def same_ops(model, graph, source, from_graph):
+def same_ops(model: Flat, graph: Flat, source: Flat, from_graph: Flat) -> list[tuple[Flat, Flat]]:
     """Pairs of the ops of two files of one graph, which differ in DEQUANTIZE alone."""
     ops, from_ops = (
         [op for op in each.operators if kind_of(file, op) != "DEQUANTIZE"]
@@ -74,7 +76,7 @@ def same_ops(model, graph, source, from_graph):
     return list(zip(ops, from_ops, strict=True))
 
 
-def in_float32(model, graph, op):
+def in_float32(model: Flat, graph: Flat, op: Flat) -> None:
     """Have an op, as a GATHER of rows, compute what a DEQUANTIZE of its result computes."""
     for after in graph.operators:
         if kind_of(model, after) == "DEQUANTIZE" and after.inputs[0] in op.outputs:
@@ -83,7 +85,9 @@ def in_float32(model, graph, op):
             return
 
 
-def take_weights(op, from_op, to, source, moved):
+def take_weights(
+    op: Flat, from_op: Flat, to: tuple[Flat, Flat], source: tuple[Flat, Flat], moved: dict[int, int]
+) -> None:
     """Replace the constant inputs of an op by those of the same op in the source."""
     (model, graph), (from_model, from_graph) = to, source
     inputs = list(op.inputs)
@@ -101,7 +105,7 @@ def take_weights(op, from_op, to, source, moved):
     op.inputs = inputs
 
 
-def drop_unread(model, graph):
+def drop_unread(model: Flat, graph: Flat) -> None:
     """Remove each DEQUANTIZE whose result nothing reads, and unread constants."""
     used = read_by(graph)
     graph.operators = [
@@ -115,24 +119,25 @@ def drop_unread(model, graph):
             tensor.buffer = 0  # the empty one
 
 
-def read_by(graph):
+def read_by(graph: Flat) -> set[int]:
     """The tensors that the ops of a graph read, or that it returns."""
     return {i for op in graph.operators for i in op.inputs} | {*graph.outputs}
 
 
-def in_int8(calibrated, keeps=False):
+def in_int8(calibrated: bytes, keeps: bool = False) -> bytes:
     """A calibrated file with the convolutions and products in int8, except those that would lose
     accuracy, or have a name of KEPT. Inputs and outputs stay in float."""
     from tensorflow.lite.python.convert import mlir_quantize
 
     kinds, nodes = left_in_float(calibrated, keeps)
     try:
-        return mlir_quantize(calibrated, denylisted_ops=kinds, denylisted_nodes=nodes)
+        data: Any = mlir_quantize(calibrated, denylisted_ops=kinds, denylisted_nodes=nodes)
     except Exception as error:
         raise RunError(f"TensorFlow's quantizer rejects the model: {reason(error)}") from error
+    return data
 
 
-def left_in_float(data, keeps=False):
+def left_in_float(data: bytes, keeps: bool = False) -> tuple[list[str], list[str]]:
     """What int8 leaves in float: the kinds of ops without weights, names of some ops with weights.
 
     - A reshape or a sum in int8 would round its numbers to 256 steps, and a normalization magnifies
@@ -142,9 +147,7 @@ def left_in_float(data, keeps=False):
     - Products of two computed arrays, as in attention: int8 does not make the file smaller, and a
       vit takes 3 times as long.
     """
-    from tensorflow.lite.tools import flatbuffer_utils
-
-    model = flatbuffer_utils.convert_bytearray_to_object(data)
+    model = read_tflite(data)
     if keeps:
         check_kept(model)
     kinds, names = set(), []
@@ -152,7 +155,7 @@ def left_in_float(data, keeps=False):
         computed = set(graph.inputs)
         mixed = set()  # the tensors computed through a convolution or a product
         for op in graph.operators:
-            kind = flatbuffer_utils.opcode_to_name(model, op.opcodeIndex)
+            kind = kind_of(model, op)
             outputs = [graph.tensors[i].name.decode() for i in op.outputs]
             if is_kept(graph, op) and kind in PRODUCTS | {"GATHER"}:
                 names += outputs
@@ -170,20 +173,19 @@ def left_in_float(data, keeps=False):
     return sorted(kinds), names
 
 
-def reason(error):
+def reason(error: Exception) -> str:
     """The line of the converter's long message that names the ops it cannot write."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     op_lines = [line for line in lines if line.startswith(("TF Select ops:", "Custom ops:"))]
     return (op_lines or lines or [type(error).__name__])[0]
 
 
-def float32_weights(path):
+def float32_weights(path: Path) -> dict[str, int]:
     """{name: bytes} of the large float32 weights in a file. A weight has the name of the op that
     reads it, followed by its shape."""
     from tensorflow.lite.python import schema_py_generated as schema
-    from tensorflow.lite.tools import flatbuffer_utils
 
-    model, weights = flatbuffer_utils.read_model(str(path)), {}
+    model, weights = read_tflite(path.read_bytes()), {}
     for graph in model.subgraphs:
         for tensor in graph.tensors:
             data = model.buffers[tensor.buffer].data

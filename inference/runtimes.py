@@ -4,19 +4,41 @@ import importlib.util
 import operator
 import re
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import median
+from typing import Any, Protocol
 
 import numpy as np
 
+from inference.child import Child
 from inference.packages import quiet
+from inference.quantize_onnx import graphs
 from utils import UserError, check_memory, first_line
 
+Arrays = dict[str, np.ndarray]  # {input or output: array}
+Specs = dict[
+    str, tuple[tuple[int | None, ...], np.dtype]
+]  # {name: (shape, dtype)}; a free size is None
 # {suffix: package that runs it}
 PACKAGES = {".onnx": "onnxruntime", ".tflite": "ai_edge_litert", ".stablehlo": "jax"}
 
 
-def open_model(path, signature=None):
+class FileModel(Protocol):
+    """A model in a file, as a function of its inputs; a free dimension is None."""
+
+    path: Path
+    inputs: Specs
+    outputs: Specs
+
+    def __call__(self, arrays: Arrays) -> Arrays: ...
+
+    def nodes(self) -> int:
+        """The number of nodes in the file."""
+        ...
+
+
+def open_model(path: str | Path, signature: str | None = None) -> FileModel:
     """The model in a file, by its suffix; `signature` names one of a TFLite file's signatures."""
     path = Path(path)
     suffix = path.suffix.lower()
@@ -31,7 +53,9 @@ def open_model(path, signature=None):
             f"{path}: running it needs {package}: pip install -r inference/requirements.txt"
         )
     try:
-        return LiteRTSignature(path, signature) if signature else MODELS[suffix](path)
+        if signature:
+            return LiteRTSignature(path, signature)  # pyright: ignore[reportReturnType]  # no nodes
+        return MODELS[suffix](path)
     except Exception as error:  # damaged files raise many kinds
         raise UserError(f"{path}: cannot be read as {suffix[1:]}: {first_line(error)}") from error
 
@@ -42,7 +66,7 @@ class OnnxModel:
     A free dimension is None.
     """
 
-    def __init__(self, path):
+    def __init__(self, path: Path) -> None:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -57,20 +81,22 @@ class OnnxModel:
         )
         self.path = path
 
-    def __call__(self, arrays):
-        return dict(zip(self.outputs, self.session.run(list(self.outputs), arrays), strict=True))
+    def __call__(self, arrays: Arrays) -> Arrays:
+        results: list[Any] = list(self.session.run(list(self.outputs), arrays))
+        return dict(zip(self.outputs, results, strict=True))
 
-    def nodes(self):
-        """The number of nodes in the file."""
+    def nodes(self) -> int:
+        """The number of nodes in the file, also inside loops and branches."""
         import onnx
 
-        return count_nodes(onnx.load(self.path, load_external_data=False).graph)
+        graph = onnx.load(self.path, load_external_data=False).graph
+        return sum(len(each.node) for each in graphs(graph))
 
 
 class LiteRTModel:
     """A model in LiteRT with its default delegate; `inputs` and `outputs` as in OnnxModel."""
 
-    def __init__(self, path):
+    def __init__(self, path: Path) -> None:
         from ai_edge_litert.interpreter import Interpreter
 
         self.interpreter = Interpreter(str(path), num_threads=1)
@@ -87,17 +113,11 @@ class LiteRTModel:
             {name: detail["index"] for name, detail in details.items()}
             for details in (inputs, outputs)
         )
-        self.inputs, self.outputs = (
-            {
-                name: (free_as_none(detail["shape_signature"]), detail["dtype"])
-                for name, detail in details.items()
-            }
-            for details in (inputs, outputs)
-        )
+        self.inputs, self.outputs = specs_of(inputs), specs_of(outputs)
         self.shapes = None
         self.path = path
 
-    def __call__(self, arrays):
+    def __call__(self, arrays: Arrays) -> Arrays:
         shapes = {name: np.shape(array) for name, array in arrays.items()}
         if shapes != self.shapes:
             self.shapes = None  # until the interpreter has accepted all of them
@@ -113,34 +133,39 @@ class LiteRTModel:
             name: self.interpreter.get_tensor(index) for name, index in self.output_index.items()
         }
 
-    def nodes(self):
+    def nodes(self) -> int:
         """The number of nodes in the file, without the node that the delegate adds."""
         return sum(op["op_name"] != "DELEGATE" for op in self.interpreter._get_ops_details())
 
 
-def in_order(by_name, details):
+def in_order(
+    by_name: dict[str, dict[str, Any]], details: list[dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
     """{name: detail} of a signature, which LiteRT sorts, in the order of the file."""
     indices = [detail["index"] for detail in details]
     return dict(sorted(by_name.items(), key=lambda item: indices.index(item[1]["index"])))
 
 
+def specs_of(details: dict[str, dict[str, Any]]) -> Specs:
+    """The shapes and dtypes of the tensors that LiteRT describes."""
+    return {
+        name: (free_as_none(detail["shape_signature"]), np.dtype(detail["dtype"]))
+        for name, detail in details.items()
+    }
+
+
 class LiteRTSignature:
     """A signature of several in LiteRT; `inputs` and `outputs` as in OnnxModel."""
 
-    def __init__(self, path, signature):
+    def __init__(self, path: Path, signature: str) -> None:
         from ai_edge_litert.interpreter import Interpreter
 
         self.path, self.started = path, False
         self.runner = Interpreter(str(path), num_threads=1).get_signature_runner(signature)
-        self.inputs, self.outputs = (
-            {
-                name: (free_as_none(detail["shape_signature"]), detail["dtype"])
-                for name, detail in details.items()
-            }
-            for details in (self.runner.get_input_details(), self.runner.get_output_details())
-        )
+        self.inputs = specs_of(self.runner.get_input_details())
+        self.outputs = specs_of(self.runner.get_output_details())
 
-    def __call__(self, arrays):
+    def __call__(self, arrays: Arrays) -> Arrays:
         if self.started:
             return self.runner(**arrays)
         self.started = True
@@ -151,7 +176,7 @@ class LiteRTSignature:
 class StableHloModel:
     """A StableHLO file in JAX on the CPU; `inputs` and `outputs` as in OnnxModel."""
 
-    def __init__(self, path):
+    def __init__(self, path: Path) -> None:
         # Imported here, since the other runtimes need no JAX.
         import jax.export
 
@@ -169,7 +194,7 @@ class StableHloModel:
         self.call = jax.jit(self.exported.call)
         self.path = path
 
-    def __call__(self, arrays):
+    def __call__(self, arrays: Arrays) -> Arrays:
         import jax
 
         inputs = jax.tree.unflatten(self.structure, [arrays[name] for name in self.inputs])
@@ -177,13 +202,13 @@ class StableHloModel:
             leaves = jax.tree.leaves(self.call(inputs))
         return dict(zip(self.outputs, map(np.asarray, leaves), strict=True))
 
-    def nodes(self):
+    def nodes(self) -> int:
         """The number of operations in the file."""
         module = module_of(self.exported.mlir_module_serialized)
         return len(re.findall(r'(?<== )"?(?:stablehlo|chlo)\.(?!constant)', module))
 
 
-def module_of(data):
+def module_of(data: bytes) -> str:
     """A serialized StableHLO module as text, with its large constants left out."""
     from jax.extend.mlir import ir
     from jax.extend.mlir.dialects import stablehlo
@@ -191,57 +216,50 @@ def module_of(data):
     with ir.Context() as context:
         stablehlo.register_dialect(context)
         module = stablehlo.deserialize_portable_artifact(context, data)
-        return module.operation.get_asm(large_elements_limit=8)
+        return str(module.operation.get_asm(large_elements_limit=8))
 
 
 MODELS = {".onnx": OnnxModel, ".tflite": LiteRTModel, ".stablehlo": StableHloModel}
 
 
-def free_as_none(shape):
+def free_as_none(shape: Iterable[Any]) -> tuple[int | None, ...]:
     """A shape whose free dimensions are None."""
     return tuple(int(d) if isinstance(d, int | np.integer) and d >= 0 else None for d in shape)
 
 
-def onnx_type(name):
+def onnx_type(name: str) -> np.dtype:
     """tensor(float) -> float32"""
     inner = name.removeprefix("tensor(").removesuffix(")")
-    return np.dtype({"float": "float32", "double": "float64"}.get(inner, inner)).type
-
-
-def count_nodes(graph):
-    """The number of nodes, including those inside loops and branches."""
-    inner = [a.g for node in graph.node for a in node.attribute if a.HasField("g")]
-    inner += [g for node in graph.node for a in node.attribute for g in a.graphs]
-    return len(graph.node) + sum(map(count_nodes, inner))
+    return np.dtype({"float": "float32", "double": "float64"}.get(inner, inner))
 
 
 class IsolatedModel:
     """A model in the process of a Child, which a runtime that crashes ends in place of this one;
     `inputs` and `outputs` as in OnnxModel."""
 
-    def __init__(self, child, path):
+    def __init__(self, child: Child, path: Path) -> None:
         self.child, self.path = child, path
         self.kept = child.keep(f"opening {path.name}", open_model, path)
         self.inputs, self.outputs = self.apply(operator.attrgetter("inputs", "outputs"))
 
-    def apply(self, function, *args):
+    def apply(self, function: Callable[..., Any], *args: Any) -> Any:
         """function(model, *args) in the process of the model."""
         return self.child.call(f"running {self.path.name}", function, self.kept, *args)
 
-    def __call__(self, arrays):
+    def __call__(self, arrays: Arrays) -> Arrays:
         return self.apply(operator.call, arrays)
 
-    def nodes(self):
+    def nodes(self) -> int:
         return self.apply(operator.methodcaller("nodes"))
 
 
-def latency(model, arrays):
+def latency(model: FileModel, arrays: Arrays) -> float:
     """The median time of a call, measured in the process of the model."""
     is_isolated = isinstance(model, IsolatedModel)
     return model.apply(median_time, arrays) if is_isolated else median_time(model, arrays)
 
 
-def median_time(model, arrays, seconds=0.3):
+def median_time(model: FileModel, arrays: Arrays, seconds: float = 0.3) -> float:
     """The median time of a call."""
     model(arrays)
     times, end = [], time.perf_counter() + seconds

@@ -6,10 +6,12 @@
 """
 
 import re
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import jax
 from jax import export
+from jaxtyping import PyTree
 
 from utils import UserError, named_leaves
 
@@ -30,7 +32,7 @@ class Free(NamedTuple):
     low: int | None
     high: int | None
 
-    def others(self, size):
+    def others(self, size: int) -> tuple[int, int, int]:
         """The sizes besides `size` at which a file is tried: the smallest, the largest, or a larger
         one if there is none, and one between them."""
         low = -(-(self.low or 1) // self.factor) * self.factor
@@ -38,13 +40,17 @@ class Free(NamedTuple):
         middle = (size // 2 // self.factor + 1) * self.factor
         return low, high, min(max(low, middle), high)
 
-    def constraints(self):
+    def constraints(self) -> list[str]:
         size = f"{self.factor}*{self.name}" if self.factor > 1 else self.name
         bounds = {">=": self.low, "<=": self.high}
         return [f"{size} {sign} {bound}" for sign, bound in bounds.items() if bound]
 
 
-def parse_free(texts):
+FreeAxes = dict[tuple[str, int], Free]  # {(name of an input, index in its shape): Free}
+Tried = tuple[dict[str, int], PyTree]  # the free sizes by name, and a tree of shapes with them
+
+
+def parse_free(texts: Iterable[str]) -> tuple[Free, ...]:
     """The free sizes of --free; raises if one of them is invalid, or two contradict each other."""
     free = []
     for text in texts:
@@ -54,7 +60,9 @@ def parse_free(texts):
                 f"--free: {text!r} is not an axis and a name; write it as 1:length, or with a "
                 "range and an input, as tokens:1:length:1-512"
             )
-        numbers = {key: match[key] and int(match[key]) for key in ("axis", "factor", "low", "high")}
+        numbers: dict[str, Any] = {
+            key: match[key] and int(match[key]) for key in ("axis", "factor", "low", "high")
+        }
         numbers["factor"] = numbers["factor"] or 1
         one = Free(text, input=match["input"], name=match["name"], **numbers)
         if one.factor < 1 or (one.high and one.high < max(one.low or 1, one.factor)):
@@ -72,7 +80,7 @@ def parse_free(texts):
     return tuple(free)
 
 
-def free_axes(inputs, free, first=1):
+def free_axes(inputs: PyTree, free: Iterable[Free], first: int = 1) -> FreeAxes:
     """{(name of an input, index of a size in its shape): Free}, of a tree of shapes.
 
     `first` is the axis of the first size: 1 for the shapes of one example.
@@ -101,20 +109,20 @@ def free_axes(inputs, free, first=1):
     return axes
 
 
-def free_shapes(inputs, axes):
+def free_shapes(inputs: PyTree, axes: FreeAxes) -> PyTree:
     """A tree of shapes whose free sizes are symbols."""
     if not axes:
         return inputs
     constraints = {text: None for one in axes.values() for text in one.constraints()}
     scope = export.SymbolicScope(list(constraints))
 
-    def size(one):
+    def size(one: Free) -> Any:
         return export.symbolic_shape(f"{one.factor}*{one.name}", scope=scope)[0]
 
     return resized(inputs, {axis: size(one) for axis, one in axes.items()})
 
 
-def tried_shapes(inputs, axes):
+def tried_shapes(inputs: PyTree, axes: FreeAxes) -> list[Tried]:
     """[({name: size}, a tree of shapes)]: other choices of all free sizes."""
     names, leaves = list(dict.fromkeys(one.name for one in axes.values())), named_leaves(inputs)
     present = {one.name: leaves[name].shape[axis] for (name, axis), one in axes.items()}
@@ -132,11 +140,11 @@ def tried_shapes(inputs, axes):
     ]
 
 
-def resized(inputs, sizes):
+def resized(inputs: PyTree, sizes: dict[tuple[str, int], Any]) -> PyTree:
     """A tree of shapes with other sizes, {(name of an input, index in its shape): size}."""
     names = iter(named_leaves(inputs))
 
-    def leaf_of(leaf):
+    def leaf_of(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         name = next(names)
         shape = tuple(sizes.get((name, axis), size) for axis, size in enumerate(leaf.shape))
         return leaf if shape == leaf.shape else jax.ShapeDtypeStruct(shape, leaf.dtype)

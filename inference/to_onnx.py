@@ -3,22 +3,27 @@
 import os
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from inference.lowering.complex_numbers import is_complex_type
 from inference.lowering.onnx_ops import LAYERS, PRIMITIVES
 from inference.lowering.onnx_ops.graph import graph_proto
 from inference.lowering.onnx_ops.target import OnnxTarget
 from inference.lowering.onnx_ops.tidy import tidy
+from inference.lowering.trace import Traced
 from inference.lowering.walk import Walk, located
 from inference.quantize_onnx import PRODUCER
 from utils import UserError
 from utils.files import atomic_write
 
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
 OPSETS = range(18, 24)
 LARGE = 2**31 - 2**24  # bytes of weights; a protobuf message has less than 2**31, with its nodes
 
 
-def write_onnx(traced, path, opset=20):
+def write_onnx(traced: Traced, path: Path, opset: int = 20) -> None:
     """Write a traced function as an ONNX file that passes ONNX's full check."""
     model = onnx_model(traced, opset)
     if sum(weight.ByteSize() for weight in model.graph.initializer) < LARGE:
@@ -28,7 +33,7 @@ def write_onnx(traced, path, opset=20):
         write_with_external_data(model, path)
 
 
-def write_with_external_data(model, path):
+def write_with_external_data(model: "ModelProto", path: Path) -> None:
     """Write the weights as <name>.data beside the file, since protobuf ends at 2 GB."""
     import onnx
 
@@ -41,7 +46,7 @@ def write_with_external_data(model, path):
             os.replace(folder / file, path.parent / file)
 
 
-def onnx_model(traced, opset=20):
+def onnx_model(traced: Traced, opset: int = 20) -> "ModelProto":
     """A traced function as a ModelProto; raises Missing for a primitive without a table entry."""
     from onnx import helper
 
@@ -61,7 +66,7 @@ def onnx_model(traced, opset=20):
     )
 
 
-def check_types(traced):
+def check_types(traced: Traced) -> None:
     for name, aval in traced.inputs.items():
         if is_complex_type(aval.dtype):
             raise UserError(
@@ -70,7 +75,7 @@ def check_types(traced):
             )
 
 
-def check(model):
+def check(model: "ModelProto") -> None:
     """Check every node against its schema, and every shape."""
     import onnx
 

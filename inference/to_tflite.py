@@ -1,17 +1,39 @@
-"""Write a traced function as a TFLite file of builtin ops, through TensorFlow's converter."""
+"""Write a traced function as a TFLite file of builtin ops, through TensorFlow's converter.
+
+Several files become one with a signature for each, which share their weights.
+"""
 
 import tempfile
 import warnings
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from inference.child import locally
-from inference.excluded import excluded_names
-from inference.packages import import_tensorflow, needed, quiet
+from inference.metadata import add_metadata
+from inference.packages import Flat, import_tensorflow, needed, quiet, read_tflite, tflite_bytes
+from inference.quantize_onnx import excluded_names
 from inference.quantize_tflite import in_int8, reason, restored
 from utils import RunError, UserError
 from utils.files import atomic_write
 
+if TYPE_CHECKING:
+    import numpy as np
+    import tensorflow as tf
 
-def write_tflite(traced, path, *, quantize=None, samples=None, exclude=(), call=locally):
+    from inference.lowering.trace import Traced
+    from inference.runtimes import Arrays
+
+
+def write_tflite(
+    traced: "Traced",
+    path: Path,
+    *,
+    quantize: str | None = None,
+    samples: "list[Arrays] | None" = None,
+    exclude: Sequence[str] = (),
+    call: Callable[..., Any] = locally,
+) -> None:
     """Write the file; `quantize` is None, float16, dynamic or int8.
 
     int8 is calibrated with `samples`, a list of {input: array}. Weights whose names match one of
@@ -30,7 +52,7 @@ def write_tflite(traced, path, *, quantize=None, samples=None, exclude=(), call=
     atomic_write(path, data)
 
 
-def check_types(traced):
+def check_types(traced: "Traced") -> None:
     from inference.lowering.tf_ops.target import TYPES
 
     for name, aval in [*traced.inputs.items(), *traced.outputs.items()]:
@@ -41,7 +63,9 @@ def check_types(traced):
             )
 
 
-def as_tensorflow(traced, products, kept=()):
+def as_tensorflow(
+    traced: "Traced", products: bool, kept: Collection[str] = ()
+) -> "tuple[tf.types.experimental.ConcreteFunction, tf.Module]":
     """The traced function as a TensorFlow function with the same names, and the module it needs;
     see `TfTarget` for `products` and `kept`."""
     import tensorflow as tf
@@ -50,7 +74,7 @@ def as_tensorflow(traced, products, kept=()):
     from inference.lowering.tf_ops.target import TfTarget
     from inference.lowering.walk import Walk, located
 
-    def run(*tensors):
+    def run(*tensors: "tf.Tensor") -> "dict[str, tf.Tensor]":
         inputs = dict(zip(traced.inputs, tensors, strict=True))
         target = TfTarget(LAYERS, PRIMITIVES, traced.inputs, inputs, products, kept)
         with located(walk := Walk(target)):
@@ -64,12 +88,14 @@ def as_tensorflow(traced, products, kept=()):
     return tf.function(run, autograph=False).get_concrete_function(*specs), tf.Module()
 
 
-def free(shape):
+def free(shape: Iterable[Any]) -> list[int | None]:
     """A shape whose free dimensions are None."""
     return [d if isinstance(d, int) else None for d in shape]
 
 
-def save(function, owner, folder):
+def save(
+    function: "tf.types.experimental.ConcreteFunction", owner: "tf.Module", folder: str
+) -> None:
     """Write a TensorFlow function as a SavedModel."""
     import tensorflow as tf
 
@@ -77,7 +103,13 @@ def save(function, owner, folder):
     tf.saved_model.save(owner, folder, {"serving_default": function}, options)
 
 
-def converted(folder, quantize, samples, call=locally, keeps=False):
+def converted(
+    folder: str,
+    quantize: str | None,
+    samples: "list[Arrays] | None",
+    call: Callable[..., Any] = locally,
+    keeps: bool = False,
+) -> bytes:
     """The bytes of the file of a SavedModel; `keeps`: some of its ops stay float32 (KEPT)."""
     if quantize != "int8":
         step = f"converting to TFLite{f' in {quantize}' if quantize else ''}"
@@ -92,7 +124,7 @@ def converted(folder, quantize, samples, call=locally, keeps=False):
     return call("quantizing to int8", in_int8, data, keeps)
 
 
-def convert(folder, quantize, samples=None):
+def convert(folder: str, quantize: str | None, samples: "list[Arrays] | None" = None) -> bytes:
     """The bytes of a file of builtin TFLite ops only; for int8, those of the calibrated model."""
     import tensorflow as tf
 
@@ -113,12 +145,10 @@ def convert(folder, quantize, samples=None):
         raise RunError(f"TensorFlow's converter rejects the model: {reason(error)}") from error
 
 
-def in_order(data, inputs, outputs):
+def in_order(data: bytes, inputs: list[str], outputs: list[str]) -> bytes:
     """A file with its inputs and outputs in this order, which TensorFlow sorts by name, and with
     their names for the tensors as well, since not every program reads signatures."""
-    from tensorflow.lite.tools import flatbuffer_utils
-
-    model = flatbuffer_utils.convert_bytearray_to_object(data)
+    model = read_tflite(data)
     (signature,) = model.signatureDefs
     graph = model.subgraphs[signature.subgraphIndex]
     for kind, names in (("outputs", outputs), ("inputs", inputs)):
@@ -128,4 +158,93 @@ def in_order(data, inputs, outputs):
         setattr(graph, kind, [tensor.tensorIndex for tensor in tensors])
         for tensor in tensors:
             graph.tensors[tensor.tensorIndex].name = tensor.name
-    return bytes(flatbuffer_utils.convert_object_to_bytearray(model))
+    return tflite_bytes(model)
+
+
+def write_merged(
+    path: Path,
+    files: dict[str, Path],
+    inputs: "dict[str, Arrays]",
+    facts: dict[str, Any],
+    call: Callable[..., Any],
+) -> None:
+    """Write several TFLite files, {signature: path}, as one file with these metadata. `call` runs
+    `check_signatures`, which compares it with them on the `inputs`, in another process."""
+    path.write_bytes(merged({name: file.read_bytes() for name, file in files.items()}))
+    add_metadata(path, facts)
+    call("comparing the signatures", check_signatures, path, files, inputs)
+
+
+def merged(files: dict[str, bytes]) -> bytes:
+    """The bytes of one TFLite file with the graphs of several, {signature: bytes of a file}."""
+    models = list(map(read_tflite, files.values()))
+    whole = read_tflite(next(iter(files.values())))
+    empty = next(buffer for buffer in whole.buffers if buffer.data is None)
+    whole.subgraphs, whole.signatureDefs, whole.metadata = [], [], []
+    whole.operatorCodes, whole.buffers = [], [empty]
+    buffers, codes = {b"": 0}, {}  # {content: index in the file}
+    for name, model in zip(files, models, strict=True):
+        first = len(whole.subgraphs)
+        new_codes = [
+            index_of(code, str(sorted(vars(code).items())), codes, whole.operatorCodes)
+            for code in model.operatorCodes
+        ]
+        for number, graph in enumerate(model.subgraphs):
+            graph.name = name if number == 0 else f"{name}/{number}"
+            for tensor in graph.tensors:
+                buffer = model.buffers[tensor.buffer]
+                tensor.buffer = index_of(buffer, content(buffer), buffers, whole.buffers)
+            for op in graph.operators:
+                op.opcodeIndex = new_codes[op.opcodeIndex]
+                move_subgraphs(op.builtinOptions, first)
+        (signature,) = model.signatureDefs
+        signature.signatureKey, signature.subgraphIndex = name, signature.subgraphIndex + first
+        whole.signatureDefs.append(signature)
+        whole.subgraphs += model.subgraphs
+    return tflite_bytes(whole)
+
+
+def content(buffer: Flat) -> bytes:
+    return b"" if buffer.data is None else bytes(buffer.data)
+
+
+def index_of(item: Flat, key: str | bytes, indices: dict[Any, int], items: list[Flat]) -> int:
+    """The index of an item in the file, to which it is added if none has its content."""
+    if key not in indices:
+        indices[key] = len(items)
+        items.append(item)
+    return indices[key]
+
+
+def move_subgraphs(options: Flat, first: int) -> None:
+    """Add `first` to the graphs that a loop or a branch calls."""
+    for key, value in vars(options or object).items():
+        if key.lower().endswith("subgraphindex"):
+            setattr(options, key, value + first)
+
+
+def check_signatures(path: Path, files: dict[str, Path], inputs: "dict[str, Arrays]") -> None:
+    """Raise unless each signature computes bit for bit what its original file computes.
+
+    `files` are {signature: path}, `inputs` {signature: {input: array}}.
+    """
+    import numpy as np
+    from ai_edge_litert.interpreter import Interpreter
+
+    from inference.packages import quiet
+
+    for name, file in files.items():
+        with quiet():
+            both = [
+                Interpreter(str(each), num_threads=1).get_signature_runner(key)(**inputs[name])
+                for each, key in ((path, name), (file, None))
+            ]
+        if any(
+            not np.array_equal(*pair, equal_nan=True)
+            for pair in zip(*map(ordered, both), strict=True)
+        ):
+            raise RunError(f"{path.name}: the signature {name} computes something else")
+
+
+def ordered(outputs: "Arrays") -> "list[np.ndarray]":
+    return [outputs[name] for name in sorted(outputs)]

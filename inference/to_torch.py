@@ -9,12 +9,18 @@ project's model. The factors of `lora` are merged into the weights.
 
 import argparse
 import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from utils import UserError, named_leaves, run_command
 from utils.forms import local_path
 
+if TYPE_CHECKING:
+    import numpy as np
 
-def main(argv=None):
+
+def main(argv: list[str] | None = None) -> int:
     """Run the command line; a user's mistake ends in one message and an exit code."""
     parser = argparse.ArgumentParser(description="Write a checkpoint for another library.")
     add = parser.add_argument
@@ -27,7 +33,7 @@ def main(argv=None):
     return run_command(lambda: write(parser.parse_args(argv)))
 
 
-def write(arguments):
+def write(arguments: Namespace) -> None:
     from training.checkpoint.storage import chosen_checkpoint
 
     options = arguments.rules, arguments.force, arguments.trust
@@ -37,7 +43,7 @@ def write(arguments):
     print(f"Wrote {arguments.out}: {len(arrays)} arrays with {numbers:,} numbers")
 
 
-def plain_weights(checkpoint, trust):
+def plain_weights(checkpoint: Path, trust: bool) -> "dict[str, np.ndarray]":
     """{name: array} of a checkpoint, with those that its run has frozen."""
     from inference.load import load
     from training.checkpoint.pretrained import Pretrained
@@ -49,7 +55,13 @@ def plain_weights(checkpoint, trust):
     return named_leaves(loaded.params) | named_leaves({"state": loaded.state})
 
 
-def to_torch(model, out, rules=None, force=False, trust=False):
+def to_torch(
+    model: str | Path,
+    out: str | Path,
+    rules: str | None = None,
+    force: bool = False,
+    trust: bool = False,
+) -> "dict[str, np.ndarray]":
     """Write the weights of a checkpoint, or of the newest one of a run, and return {name: array};
     of a run with averaged weights, those."""
     from safetensors.numpy import save
@@ -64,10 +76,12 @@ def to_torch(model, out, rules=None, force=False, trust=False):
         raise UserError(f"{out}: must end in .safetensors, the format that is written")
     if out.exists() and not force:
         raise UserError(f"{out}: exists; pass --force to replace it")
-    checkpoint, rules = checkpoint_at(model), rules and read_rules(rules, "--rules")
+    checkpoint = checkpoint_at(model)
+    renaming = read_rules(rules, "--rules") if rules else None
     arrays = plain_weights(checkpoint, trust)
     try:
-        arrays = written(rules, restacked(arrays, {})) if rules else arrays
+        if renaming:
+            arrays = written(renaming, restacked(arrays, {}))
     except UserError as error:
         raise UserError(f"{checkpoint}: cannot be written: {error}") from error
     with atomic_file(out) as file:

@@ -184,7 +184,7 @@ def mnist_files(folder):
 def greedy_text(folder):
     """Write the decode step of a decoder; returns its text of 50 tokens, in JAX, which is longer
     than its context."""
-    from inference.language import step_function
+    from inference.export import step_function
     from inference.lowering.trace import trace
     from inference.to_onnx import write_onnx
 

@@ -25,12 +25,12 @@ DIGESTS = {  # SHA-256, so that a page always contains the files that were teste
 MOST_BYTES = 2**28  # read of each file; a longer one has another digest
 
 
-def runtime():
+def runtime() -> dict[str, bytes]:
     """{name: bytes} of the script and the program, downloaded with npm if they are not cached."""
     return cached() or download()
 
 
-def cached():
+def cached() -> dict[str, bytes] | None:
     """The cached files; None if one is missing or damaged."""
     files = {name: cache_folder() / name for name in DIGESTS}
     if not all(file.is_file() for file in files.values()):
@@ -39,7 +39,7 @@ def cached():
     return contents if all(intact(name, content) for name, content in contents.items()) else None
 
 
-def download():
+def download() -> dict[str, bytes]:
     """Download the package with npm and cache the files that a page needs."""
     npm = shutil.which("npm")
     if npm is None:
@@ -58,7 +58,7 @@ def download():
     return contents
 
 
-def pack(npm, folder):
+def pack(npm: str, folder: Path) -> Path:
     """Download the package's archive; npm compares it with the registry's checksum."""
     options = ["--pack-destination", str(folder), "--ignore-scripts", "--fetch-retries=1"]
     process = subprocess.run(
@@ -75,11 +75,11 @@ def pack(npm, folder):
     return archive
 
 
-def unpack(archive):
+def unpack(archive: Path) -> dict[str, bytes]:
     """{name: bytes} of the archive's files that a page needs."""
     with tarfile.open(archive) as package:
         files = {name: package.extractfile(f"package/dist/{name}") for name in DIGESTS}
-        contents = {name: file.read(MOST_BYTES) for name, file in files.items()}
+        contents = {name: file.read(MOST_BYTES) for name, file in files.items() if file}
     for name, content in contents.items():
         if not intact(name, content):
             raise unavailable(
@@ -89,24 +89,24 @@ def unpack(archive):
     return contents
 
 
-def intact(name, content):
+def intact(name: str, content: bytes) -> bool:
     return hashlib.sha256(content).hexdigest() == DIGESTS[name]
 
 
-def cache_folder():
+def cache_folder() -> Path:
     """The folder of this version in the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "rawtree" / f"{PACKAGE}-{VERSION}"
 
 
-def unavailable(why, fix):
+def unavailable(why: str, fix: str) -> UserError:
     return UserError(
         f"a page that runs the model needs {PACKAGE} {VERSION}, but {why}; {fix}, "
         f"or copy {SCRIPT} and {PROGRAM} from the package's dist folder to {cache_folder()}"
     )
 
 
-def main():
+def main() -> int:
     try:
         runtime()
     except (UserError, RunError) as error:

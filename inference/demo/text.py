@@ -2,13 +2,16 @@
 
 import json
 import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+from data_loader.base import Tokenizer
 from data_loader.tokenizers.bpe import GPT2, byte_letters
 from inference.demo.page import document
 from utils import UserError
 from utils.files import atomic_write
 
-SCRIPTS = ("tokenizers.js", "sampling.js", "decoding.js", "text.js")
 FIX = "leave out --demo, and let the files write with predict.py --prompt"
 # What the regexes of Oniguruma, with which HuggingFace's tokenizers split text, and those of
 # JavaScript have in common, and what `javascript` translates.
@@ -21,16 +24,18 @@ CLASSES = {r"\s": r"\p{White_Space}", r"\S": r"\P{White_Space}", r"\d": r"\p{Nd}
 CASES = {"s": "sS\N{LATIN SMALL LETTER LONG S}", "k": "kK\N{KELVIN SIGN}"}  # other letters have two
 
 
-def write_text_page(step, page, title, context, tokenizer):
+def write_text_page(
+    step: Path, page: Path, title: str, context: int, tokenizer: dict[str, Any]
+) -> None:
     """Write a page for the ONNX file of a decode step; `tokenizer` is what `page_tokenizer`
     returns."""
     facts = {"title": title, "context": context}
     content = json.dumps(tokenizer).encode()
-    text = document(step, facts, "text.html", SCRIPTS, tokenizer=content)
+    text = document(step, facts, "text", "tokens", tokenizer=content)
     atomic_write(page, text.encode())
 
 
-def page_tokenizer(tokenizer):
+def page_tokenizer(tokenizer: Tokenizer | None) -> dict[str, Any]:
     """The facts about a tokenizer that the page needs; raises if the page cannot split text as the
     tokenizer does."""
     if tokenizer is None:
@@ -43,7 +48,7 @@ def page_tokenizer(tokenizer):
     return facts | {"end": tokenizer.end_of_text, "count": tokenizer.vocab_size}
 
 
-def bpe(content):
+def bpe(content: dict[str, Any]) -> dict[str, Any]:
     """The facts of HuggingFace's tokenizer.json, of byte-pair encoding in GPT-2's form."""
     model, added = content["model"], content["added_tokens"]
     check("model", model["type"], "BPE")
@@ -70,19 +75,20 @@ def bpe(content):
     }
 
 
-def check(name, found, known):
+def check(name: str, found: object, known: object) -> None:
     if found != known:
         raise UserError(
             f"--demo: the page does not know the tokenizer's {name} {json.dumps(found)}; {FIX}"
         )
 
 
-def patterns(splitter):
+def patterns(splitter: dict[str, Any] | None) -> Iterator[str]:
     """The regexes that split a text one after the other; its last step makes bytes of it."""
-    steps = splitter["pretokenizers"] if (splitter or {}).get("type") == "Sequence" else [splitter]
+    splitter = splitter or {}
+    steps = splitter["pretokenizers"] if splitter.get("type") == "Sequence" else [splitter]
     for step in steps:
         is_last = step is steps[-1]
-        check("pre_tokenizer", (step or {}).get("type"), "ByteLevel" if is_last else "Split")
+        check("pre_tokenizer", step.get("type"), "ByteLevel" if is_last else "Split")
         if not is_last:
             check("pre_tokenizer.behavior", step["behavior"], "Isolated")
             check("pre_tokenizer.invert", step["invert"], False)
@@ -93,10 +99,12 @@ def patterns(splitter):
     check("pre_tokenizer.add_prefix_space", steps[-1]["add_prefix_space"], False)
 
 
-def javascript(pattern):
+def javascript(pattern: str) -> str:
     """A regex of Oniguruma as one of JavaScript; raises at what these two may understand in
     different ways."""
-    if (end := COMMON.match(pattern).end()) < len(pattern):
+    known = COMMON.match(pattern)
+    assert known  # it matches nothing, too
+    if (end := known.end()) < len(pattern):
         raise UserError(
             f"--demo: the tokenizer splits text by the regex {pattern}, and the page does not know "
             f"its part {pattern[end : end + 20]}; {FIX}"
@@ -105,6 +113,6 @@ def javascript(pattern):
     return re.sub(r"\\.", lambda escape: CLASSES.get(escape[0], escape[0]), pattern)
 
 
-def in_any_case(pattern):
+def in_any_case(pattern: str) -> str:
     cases = lambda letter: CASES.get(letter, letter + letter.upper())  # noqa: E731
     return re.sub("[A-Za-z]", lambda letter: f"[{cases(letter[0].lower())}]", pattern)

@@ -28,9 +28,9 @@ from data_loader.text import parts_of, text
 from data_loader.tokenizers.saved import tokenizer_file
 from data_loader.tokens import tokens
 from data_loader.webdataset import webdataset
-from inference.examples import own_inputs
 from inference.generate import prompt_of
 from inference.predictor import read_arrays
+from inference.verify import own_inputs
 from utils import RunError, UserError
 
 SECONDS, BYTES = 20, 2**30  # that a reader may take; most take milliseconds

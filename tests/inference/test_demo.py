@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from inference.demo import runtime
-from inference.demo.page import write_demo, write_page
-from inference.demo.pixels import Pixels
+from inference.demo.page import Pixels, write_demo, write_page
 from tests.inference.made import linear_model
 from tests.inference.test_demo_page import image, loaded_model
 from tests.training.browser import PROGRAM

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from inference.demo import page, runtime
-from inference.demo.page import write_demo
-from inference.demo.pixels import BYTES, UNIT, pixels_of
+from inference.demo.page import BYTES, UNIT, pixels_of, write_demo
 from inference.load import NHWC, Form, output_kind
 from training.preprocess import normalize, to_unit
 from utils import UserError

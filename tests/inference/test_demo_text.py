@@ -48,7 +48,7 @@ def compare(chromium, tokenizer, texts):
             const tokens = encode(text), textOf = textDecoder();
             return [tokens, tokens.map((token) => textOf(bytesOf(token))).join("") + textOf()];
         });"""
-    found = in_page(chromium, "tokenizers.js", body, known=page_tokenizer(tokenizer), texts=texts)
+    found = in_page(chromium, "tokens.js", body, known=page_tokenizer(tokenizer), texts=texts)
     for text, (tokens, decoded) in zip(texts, found, strict=True):
         assert tokens == tokenizer.encode(text).tolist(), text
         assert decoded == text
@@ -106,7 +106,7 @@ def test_a_character_that_the_model_never_saw_is_named_with_its_place(chromium):
         try { tokenizerOf(known).encode("ab\\na😀"); } catch (error) { return error.message; }
     """
     known = page_tokenizer(CharacterTokenizer("\nab"))
-    assert in_page(chromium, "tokenizers.js", body, known=known) == (
+    assert in_page(chromium, "tokens.js", body, known=known) == (
         "Line 2, column 2: the model never saw the character “😀” (U+1F600). It knows 3 others."
     )
 
@@ -129,7 +129,7 @@ def test_tokens_are_drawn_with_the_probabilities_of_python(chromium):
         {"temperature": each.temperature, "topK": each.top_k, "topP": each.top_p}
         for each in samplings
     ]
-    found = in_page(chromium, "sampling.js", body, logits=logits.tolist(), samplings=options)
+    found = in_page(chromium, "tokens.js", body, logits=logits.tolist(), samplings=options)
     for sampling, counts in zip(samplings, found, strict=True):
         drawn = draw(np.random.default_rng(0), np.tile(logits, (10_000, 1)), sampling)
         shares = np.bincount(drawn, minlength=12) / len(drawn)

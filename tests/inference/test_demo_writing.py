@@ -9,8 +9,8 @@ import pytest
 
 from data_loader.tokenizers.plain import CharacterTokenizer
 from inference.demo.text import page_tokenizer, write_text_page
+from inference.export import step_function
 from inference.generate import TOKEN
-from inference.language import step_function
 from model.generate import generate
 from model.gpt import gpt
 from model.sampling import Sampling

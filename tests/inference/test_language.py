@@ -13,8 +13,8 @@ import pytest
 
 from inference import convert_tflite, predict
 from inference.demo.text import page_tokenizer
+from inference.export import step_function
 from inference.generate import LOGITS, NEXT, POSITION, TOKEN, Decoder, draw, steps
-from inference.language import step_function
 from inference.load import load
 from inference.runtimes import open_model
 from model.generate import generate
@@ -323,7 +323,7 @@ def test_a_page_without_a_tokenizer_is_refused_before_anything_is_written(
     checkpoint, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("inference.export.runtime", lambda: None)
-    monkeypatch.setattr("inference.language.page_tokenizer", lambda _: page_tokenizer(None))
+    monkeypatch.setattr("inference.export.page_tokenizer", lambda _: page_tokenizer(None))
     code, printed = convert(checkpoint, tmp_path, "--demo", "--formats", "onnx")
     assert code == 2 and "\n--demo: the run has recorded no tokenizer" in printed, printed
     assert not list(tmp_path.iterdir())

@@ -7,10 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from inference.examples import random_inputs, table_sizes
 from inference.load import NHWC, Form
 from inference.lowering.trace import trace
-from inference.verify import compare, difference, table
+from inference.verify import compare, difference, random_inputs, table, table_sizes
 from tests.inference.conftest import read_report
 from utils import RunError
 

@@ -1,16 +1,29 @@
-"""Convert a TFLite file to ONNX with tf2onnx, and work around its bugs."""
+"""What the jax2tf route does in TensorFlow: it reads a StableHLO module, and converts a TFLite file
+to ONNX with tf2onnx, whose bugs are worked around. This file needs no JAX, so that a child process
+starts fast."""
 
 import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from inference.packages import read_tflite
+from inference.to_tflite import save
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+    from onnx import ModelProto
+
+TypedShapes = dict[str, tuple[list[int | None], str]]  # {name: (shape, dtype)}
 OPSET = 18  # the newest that tf2onnx writes
 
 
-def onnx_of_tflite(data, shapes, opset):
+def onnx_of_tflite(data: bytes, shapes: dict[str, tuple[int | str, ...]], opset: int) -> bytes:
     """The bytes of the ONNX file; `shapes` are {input or output: shape}, a free size is a name."""
     import onnx
     import onnxruntime
@@ -27,7 +40,7 @@ def onnx_of_tflite(data, shapes, opset):
     return data
 
 
-def converted(data):
+def converted(data: bytes) -> "ModelProto":
     """The model from tf2onnx.convert.from_tflite, without its bugs."""
     import tensorflow as tf
     from tf2onnx import optimizer
@@ -49,13 +62,13 @@ def converted(data):
 
 
 @contextmanager
-def fused_clips_supported():
+def fused_clips_supported() -> Iterator[None]:
     """TFLite fuses `clip(x, -1, 1)` into the op before it, as in erf; tf2onnx cannot split them."""
     from tf2onnx.tflite_handlers import tfl_math, tfl_nn
 
     original = tfl_math.separate_fused_activation_function
 
-    def separate(context, node):
+    def separate(context: Any, node: Any) -> None:
         clips = node.attr["fused_activation_function"].s == b"RELU_N1_TO_1"
         if clips:
             node.set_attr("fused_activation_function", b"NONE")
@@ -72,15 +85,14 @@ def fused_clips_supported():
         yield
 
 
-def name_aliases(model, data):
+def name_aliases(model: "ModelProto", data: bytes) -> None:
     """Add an Identity for each output that is also an input or another output.
 
     In TFLite such an output shares their tensor; in ONNX it needs a name of its own.
     """
     from onnx import helper
-    from tensorflow.lite.tools import flatbuffer_utils
 
-    read = flatbuffer_utils.convert_bytearray_to_object(data)
+    read = read_tflite(data)
     types = {
         value.name: value.type.tensor_type.elem_type
         for value in [*model.graph.input, *model.graph.output]
@@ -94,7 +106,7 @@ def name_aliases(model, data):
         model.graph.output.append(helper.make_tensor_value_info(name, types[tensor], []))
 
 
-def name_sizes(model, shapes):
+def name_sizes(model: "ModelProto", shapes: dict[str, tuple[int | str, ...]]) -> None:
     """Give the free sizes of inputs and outputs the names that JAX uses, and the inputs its order;
     tf2onnx numbers the ones, and sorts the others."""
     model.graph.input.sort(key=lambda value: list(shapes).index(value.name))
@@ -105,12 +117,12 @@ def name_sizes(model, shapes):
             dims.add(**({"dim_value": size} if isinstance(size, int) else {"dim_param": size}))
 
 
-def select(context, node, *_):
+def select(context: Any, node: Any, *_: object) -> None:
     """Select as Where; tf2onnx multiplies by 0 and 1, so an infinite value makes the result NaN."""
     node.type = "Where"
 
 
-def segment_products(context, node, *_):
+def segment_products(context: Any, node: Any, *_: object) -> None:
     """UnsortedSegmentProd, which computes the shapes of products with a free batch size.
 
     tf2onnx's own handler fails for elements that belong to no segment.
@@ -131,10 +143,39 @@ def segment_products(context, node, *_):
     )
 
 
-def constant(context, array):
+def constant(context: Any, array: ArrayLike) -> str:
     from tf2onnx.utils import make_name
 
     return context.make_const(make_name("const"), np.asarray(array)).output[0]
 
 
 HANDLERS = {"Select": select, "SelectV2": select, "UnsortedSegmentProd": segment_products}
+
+
+def save_module(
+    module: tuple[bytes, int, tuple[int, ...]],
+    inputs: TypedShapes,
+    outputs: TypedShapes,
+    folder: str,
+) -> None:
+    """Write a module as a SavedModel; see `Module`. Inputs and outputs are {name: (shape, dtype)},
+    and a free size is None."""
+    import tensorflow as tf
+    from tensorflow.compiler.tf2xla.python.xla import call_module
+
+    data, version, kept_inputs = module
+
+    def call(*tensors: "tf.Tensor") -> "dict[str, tf.Tensor]":
+        results: Any = call_module(
+            [tensors[i] for i in kept_inputs],
+            version=version,
+            module=data,
+            Tout=[dtype for _, dtype in outputs.values()],
+            Sout=[shape for shape, _ in outputs.values()],
+            platforms=["CPU"],
+            disabled_checks=["shape_assertions"],
+        )
+        return dict(zip(outputs, map(tf.identity, results), strict=True))
+
+    specs = [tf.TensorSpec(shape, dtype, name=name) for name, (shape, dtype) in inputs.items()]
+    save(tf.function(call, autograph=False).get_concrete_function(*specs), tf.Module(), folder)
