@@ -10,8 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import utils
 from model.base import Model
-from training.devices.mesh import make_mesh
-from training.devices.sharding import Plan
+from training.devices.sharding import Plan, make_mesh
 from training.engine import Program, compile_step, loops_are_slow, quick
 from training.feed import over_batch, over_orders
 from training.fit import fit

@@ -6,7 +6,7 @@ import logging
 import jax
 
 from training.checkpoint.resume import cut_back, point_of
-from training.devices.placing import fetched
+from training.devices.sharding import fetched
 from training.observers import Bad, Point
 from training.processes import is_first
 from training.watching import metric_log

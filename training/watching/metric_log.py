@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from training.devices.placing import fetched
+from training.devices.sharding import fetched
 from training.options import LoggingOptions
 from training.run import NOT_VALUES
 from training.watching.publish import Publisher

@@ -8,7 +8,7 @@ import jax
 
 from data_loader.tokenizers.saved import from_json
 from model.generate import generate
-from training.devices.placing import fetched
+from training.devices.sharding import fetched
 from training.objective import outputs, with_precision
 from training.processes import several
 from utils import UserError
