@@ -1,9 +1,11 @@
 """Distillation: a model is trained to return what another one, its teacher, returns."""
 
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
 
 from model.base import Model
 from training.base import Objective, Weighted, is_weighted
@@ -21,14 +23,16 @@ from training.options import PretrainedOptions
 from utils import UserError
 from utils.forms import Positive, Share, checked
 
+LossOfExamples = Float[Array, " batch"] | Weighted
+
 
 @checked
 def distillation(
-    model,
-    loss,
-    metrics,
-    preprocess,
-    augment,
+    model: Model,
+    loss: Callable,
+    metrics: dict[str, Callable],
+    preprocess: Sequence[Callable],
+    augment: Sequence[Callable],
     teacher: Model,
     weights: str | PretrainedOptions,
     temperature: Positive = 2.0,
@@ -42,7 +46,9 @@ def distillation(
     ignored = getattr(loss, "keywords", {}).get("ignore_label")
     divergence = jax.vmap(partial(soft_loss, temperature=temperature, ignore_label=ignored))
 
-    def objective(own, own_state, batch, key, train):
+    def objective(
+        own: PyTree, own_state: PyTree, batch: PyTree, key: Array, train: bool
+    ) -> tuple[LossOfExamples, PyTree, dict[str, PyTree]]:
         if not train:
             return plain(own, own_state, batch, key, train)
         x, target = pair_of(batch)
@@ -62,7 +68,7 @@ def distillation(
     return Objective(objective, plain.finish, fingerprints=(("teacher", digest),))
 
 
-def teacher_weights(teacher, option):
+def teacher_weights(teacher: Model, option: str | PretrainedOptions) -> tuple[PyTree, PyTree]:
     """(params, state) of the teacher on the host."""
     shapes = jax.eval_shape(teacher.init, jax.random.key(0))
     try:
@@ -74,7 +80,9 @@ def teacher_weights(teacher, option):
         raise UserError(str(error).replace(OPTION, "objective.args.weights")) from error
 
 
-def mixed(hard, soft, weight):
+def mixed(
+    hard: LossOfExamples | dict[str, LossOfExamples], soft: Float[Array, " batch"], weight: float
+) -> LossOfExamples:
     """The loss per example; the loss of a sequence keeps its weight."""
     if isinstance(hard, dict):
         raise UserError("objective: distillation takes no loss of several weighted terms")
@@ -83,7 +91,13 @@ def mixed(hard, soft, weight):
     return (1 - weight) * hard + weight * soft
 
 
-def soft_loss(output, taught, target, temperature, ignore_label):
+def soft_loss(
+    output: Float[Array, "*places classes"],
+    taught: Float[Array, "*places classes"],
+    target: PyTree,
+    temperature: float,
+    ignore_label: int | None,
+) -> Float[Array, ""]:
     """The divergence of one example; for a sequence, the mean over the tokens that count in the
     loss."""
     has_weights = isinstance(target, dict) and target.keys() == {"target", "weight"}
@@ -94,7 +108,11 @@ def soft_loss(output, taught, target, temperature, ignore_label):
     return averaged(soft_divergence(output, taught, temperature), weight).value
 
 
-def soft_divergence(output, taught, temperature):
+def soft_divergence(
+    output: Float[Array, "*places classes"],
+    taught: Float[Array, "*places classes"],
+    temperature: float,
+) -> Float[Array, "*places"]:
     """temperature**2 * KL(teacher || model) of each distribution over the last axis."""
     model, teacher = (jax.nn.log_softmax(a / temperature) for a in (output, taught))
     shares = jnp.exp(teacher)

@@ -17,12 +17,15 @@ If several rules match, the first one whose leaf the model has is used.
 import itertools
 import json
 import re
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from training.checkpoint import trees
+from training.checkpoint.orbax_folder import HostArray
 from utils import UserError
 from utils.files import read_json
 from utils.forms import local_path
@@ -51,14 +54,14 @@ class Rule(NamedTuple):
     text: str = ""  # the rule as it was written
 
     @property
-    def stand_in(self):
+    def stand_in(self) -> tuple[Callable[[np.ndarray], np.ndarray], str] | None:
         """(function, name of a leaf) that make an array that the model lacks; else None."""
         for start, function in STAND_INS.items():
             if self.form.startswith(start):
                 return function, self.form.removeprefix(start)
         return None
 
-    def names(self, match):
+    def names(self, match: re.Match[str]) -> list[str | None]:
         """The targets for the name that the regex matches."""
         try:
             return [target and match.expand(target) for target in self.targets]
@@ -69,7 +72,7 @@ class Rule(NamedTuple):
 # --- reading rules
 
 
-def read_rules(value, key="rules"):
+def read_rules(value: str | PathLike | Sequence, key: str = "rules") -> list[Rule]:
     """The Rules of an option: a list of them, the name of a ready rule file, or a path."""
     if isinstance(value, list | tuple):
         return [rule_of(rule, key) for rule in value]
@@ -78,7 +81,7 @@ def read_rules(value, key="rules"):
     return expanded(rules, content.get("where", {}), name)
 
 
-def rule_file(value, key="rules"):
+def rule_file(value: str | PathLike, key: str = "rules") -> tuple[dict[str, Any], str]:
     """(the content of a rule file, given by its name or its path, what to call it in messages)."""
     path = FOLDER / f"{value}.json"
     if not re.fullmatch(r"\w+", str(value)) or not path.exists():
@@ -95,12 +98,12 @@ def rule_file(value, key="rules"):
     return content, name
 
 
-def ready_files():
+def ready_files() -> list[str]:
     """The names of the rule files that are part of this project."""
     return sorted(path.stem for path in FOLDER.glob("*.json"))
 
 
-def rule_of(value, where):
+def rule_of(value: Any, where: str) -> Rule:
     """A rule, checked."""
     match value:
         case [str(regex), [*targets], *form]:
@@ -134,11 +137,11 @@ def rule_of(value, where):
     return rule
 
 
-def shown(value):
+def shown(value: Any) -> str:
     return json.dumps(value, default=str)
 
 
-def expanded(rules, tables, name):
+def expanded(rules: list[Rule], tables: dict[str, dict[str, str]], name: str) -> list[Rule]:
     """The rules, with each word of `where` replaced by each of its pairs (in a regex, in a
     target)."""
     if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
@@ -162,7 +165,9 @@ def expanded(rules, tables, name):
 # --- into the model
 
 
-def chosen(rules, names, leaves):
+def chosen(
+    rules: Sequence[Rule], names: Iterable[str], leaves: Container[str]
+) -> dict[str, tuple[Rule | None, list[str | None]]]:
     """{name in the file: (its rule, the names of the leaves)}, or (None, [name in the file]) if no
     rule matches."""
     result = {}
@@ -174,7 +179,12 @@ def chosen(rules, names, leaves):
     return result
 
 
-def converted(path, rules, arrays, leaves):
+def converted(
+    path: str | PathLike,
+    rules: Sequence[Rule],
+    arrays: Mapping[str, HostArray],
+    leaves: Mapping[str, Any],
+) -> tuple[dict[str, HostArray], dict[str, tuple[str, Rule | None]]]:
     """({name of a leaf: array}, {name of a leaf: (name in the file, rule)}) of the arrays of a
     file."""
     found, origin, copies = {}, {}, []
@@ -197,7 +207,7 @@ def converted(path, rules, arrays, leaves):
     return found, origin
 
 
-def arranged(path, name, array, rule):
+def arranged(path: str | PathLike, name: str, array: HostArray, rule: Rule | None) -> HostArray:
     """An array with the axes of the leaf."""
     if rule is None or not rule.form:
         return array
@@ -211,7 +221,7 @@ def arranged(path, name, array, rule):
     return with_axes(array, theirs, ours)
 
 
-def with_axes(array, before, after):
+def with_axes(array: np.ndarray, before: str, after: str) -> np.ndarray:
     """An array whose axes are called `before`, in the order `after`; 1 is an axis of length one."""
     array = array.reshape([n for n, axis in zip(array.shape, before, strict=True) if axis != "1"])
     before, kept = before.replace("1", ""), after.replace("1", "")
@@ -220,7 +230,9 @@ def with_axes(array, before, after):
     return np.expand_dims(array, places)
 
 
-def split(array, targets, leaves):
+def split(
+    array: HostArray, targets: Sequence[str | None], leaves: Mapping[str, Any]
+) -> dict[str, HostArray]:
     """{name of a leaf: its part of the last axis}. The parts have the sizes of the leaves; parts
     that the model lacks share the rest equally."""
     if len(targets) == 1:
@@ -238,7 +250,7 @@ def split(array, targets, leaves):
 # --- out of the model
 
 
-def written(rules, leaves):
+def written(rules: Sequence[Rule], leaves: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """{name: array} for the other library, from {name of a leaf: array}."""
     arrays, used = {}, set()
     for rule in rules:
@@ -271,7 +283,7 @@ def written(rules, leaves):
     return arrays
 
 
-def pieces(regex):
+def pieces(regex: str) -> list[str | tuple[int, str]]:
     """A regex as a list of plain text and of groups (number, pattern); ValueError if it has other
     elements."""
     found, groups, end = [], 0, 0
@@ -291,7 +303,7 @@ def pieces(regex):
     return found
 
 
-def leaf_pattern(target, regex, items):
+def leaf_pattern(target: str, regex: str, items: list[str | tuple[int, str]]) -> re.Pattern[str]:
     """The compiled regex that a name made from the target matches, with groups called g1 and so on;
     ValueError if such a name does not say what the groups of `regex`, in `items`, matched."""
     patterns = dict(item for item in items if isinstance(item, tuple))
@@ -307,18 +319,18 @@ def leaf_pattern(target, regex, items):
     return re.compile(result + re.escape(target[end:]))
 
 
-def number_of(reference, regex):
+def number_of(reference: re.Match[str], regex: str) -> int:
     """The number of the group that a reference such as \\1 or \\g<name> stands for."""
     key = reference[1] or reference[2]
     return int(key) if key.isdecimal() else re.compile(regex).groupindex[key]
 
 
-def name_of_leaf(target, regex, match):
+def name_of_leaf(target: str, regex: str, match: re.Match[str]) -> str:
     """The name that a target makes, from a match of another target's `leaf_pattern`."""
     return REFERENCE.sub(lambda found: match[f"g{number_of(found, regex)}"], target)
 
 
-def joined(rule, names, leaves):
+def joined(rule: Rule, names: Sequence[str | None], leaves: Mapping[str, np.ndarray]) -> np.ndarray:
     """The array of the other library that these leaves make."""
     if missing := [name for name in names if name and name not in leaves]:
         raise UserError(f"{rule.text}: the model has no {', '.join(missing)}")

@@ -2,19 +2,23 @@
 run's own data and update, until the loss explodes."""
 
 import math
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
 from data_loader.base import loaded
+from training.base import Parts
 from training.checkpoint.pretrained import fitted_to_data, pretrained_from
 from training.commands.start import checked_recipe, computed_statistics
 from training.engine import Trainer
 from training.preprocess import with_statistics
-from training.recipe import compose
+from training.recipe import Recipe, compose
 from training.rows import GOOD
+from training.run import Reader
 from training.sets import split_sets
 from training.transforms import check_rate
 from training.watching.console import silenced
@@ -35,13 +39,13 @@ class RangeTest(NamedTuple):
     at_edge: bool  # whether the loss still falls at the end of the range
 
     @property
-    def suggested(self):
+    def suggested(self) -> float | None:
         """Where the loss falls fastest, but at most a tenth of where it is lowest."""
         return self.steepest and min(self.steepest, self.lowest / 10)
 
 
 @silenced()
-def find_lr(parts, steps):
+def find_lr(parts: Parts, steps: int) -> int:
     """Print the rates at which the loss falls fastest and is lowest, and write a page about it."""
     if steps < FEWEST:
         raise UserError(f"--find-lr: takes at least {FEWEST} steps, got {steps}")
@@ -82,7 +86,7 @@ def find_lr(parts, steps):
     return DONE
 
 
-def ready(parts):
+def ready(parts: Parts) -> tuple[Recipe, dict[str, Any]]:
     """(the recipe of a config's parts, {"train": the training set}), with the statistics that
     preprocessing needs."""
     if parts.beyond:
@@ -96,7 +100,7 @@ def ready(parts):
     return recipe, {"train": train}
 
 
-def learning_rates(node, path):
+def learning_rates(node: Any, path: str) -> dict[str, float]:
     """{path in the config: value} of all learning rates in a node."""
     items = node.items() if isinstance(node, dict) else ()
     items = enumerate(node) if isinstance(node, list | tuple) else items
@@ -109,7 +113,9 @@ def learning_rates(node, path):
     return rates
 
 
-def losses_by_rate(trainer, reader, factors):
+def losses_by_rate(
+    trainer: Trainer, reader: Reader, factors: Float[np.ndarray, " steps"]
+) -> Iterator[float]:
     """The loss of one step at each factor of the learning rates, until it explodes."""
     lowest = first = epoch = 0
     for i, factor in enumerate(factors):
@@ -130,7 +136,7 @@ def losses_by_rate(trainer, reader, factors):
             return
 
 
-def smoothed(losses, steps):
+def smoothed(losses: Float[np.ndarray, " steps"], steps: int) -> Float[np.ndarray, " steps"]:
     """The losses smoothed by a bell-shaped window, which does not shift them at the edges."""
     index = np.arange(len(losses))
     width = max(1.0, steps / 40)
@@ -141,7 +147,9 @@ def smoothed(losses, steps):
     return weights @ losses / weights.sum(1)
 
 
-def suggestion(factors, curve):
+def suggestion(
+    factors: Float[np.ndarray, " steps"], curve: Float[np.ndarray, " steps"]
+) -> RangeTest:
     """The RangeTest from a smoothed curve."""
     low = int(np.argmin(curve))
     spread = float(np.ptp(curve[: low + 1]))
@@ -152,7 +160,9 @@ def suggestion(factors, curve):
     return RangeTest(steepest, factors[low], low == len(curve) - 1)
 
 
-def lines_of_result(result, rates, name, first):
+def lines_of_result(
+    result: RangeTest, rates: dict[str, float], name: str, first: float
+) -> Iterator[str]:
     """Lines with the result, and the overrides that set all learning rates by it."""
     if result.steepest is None:
         yield "The loss never falls: no learning rate can be suggested"
@@ -169,11 +179,19 @@ def lines_of_result(result, rates, name, first):
         yield f"Suggestion: multiply the learning rate by {short(result.suggested)}"
 
 
-def short(number):
+def short(number: float) -> str:
     return f"{number:.2g}"
 
 
-def page(title, lines, name, rates, losses, curve, best):
+def page(
+    title: str,
+    lines: Sequence[str],
+    name: str,
+    rates: Float[np.ndarray, " steps"],
+    losses: Float[np.ndarray, " steps"],
+    curve: Float[np.ndarray, " steps"],
+    best: float | None,
+) -> str:
     """The page with the curve; a ring marks the suggested rate `best`, unless it is None."""
     from training.report.curves import Line, chart
     from training.report.markup import headline, section, tag

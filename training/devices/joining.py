@@ -6,7 +6,9 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import jax
 
@@ -27,7 +29,7 @@ DETECTED_BY_JAX = {
 }
 
 
-def join(distributed=None):
+def join(distributed: dict | None = None) -> None:
     """Join the other processes, if the config's key `distributed` or the environment names any.
     This must happen before JAX looks at its devices. Mistakes in the key are reported later, when
     the config is built."""
@@ -63,7 +65,7 @@ def join(distributed=None):
         end_at_signals()
 
 
-def check_free(port):
+def check_free(port: int) -> None:
     """Raise if another process listens on the port, as a second one with process_id 0 would."""
     try:  # the kernel may have no IPv6, although Python has
         with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as listener:
@@ -77,14 +79,14 @@ def check_free(port):
 
 
 @contextmanager
-def interruptible_wait(arguments):
+def interruptible_wait(arguments: dict[str, Any]) -> Iterator[None]:
     """Let signals end the process while JAX waits for the others, for up to five minutes. JAX waits
     in C++, where no signal handler written in Python would run, so a thread ends the process."""
     arrived, sender = socket.socketpair()
     sender.setblocking(False)
     before = signal.set_wakeup_fd(sender.fileno())
 
-    def end_at_one():
+    def end_at_one() -> None:
         if arrived.recv(1):  # nothing, once the sender is closed
             os.write(2, b"Interrupted; nothing was saved\n")
             os._exit(STOPPED)
@@ -103,7 +105,7 @@ def interruptible_wait(arguments):
         sender.close()
 
 
-def from_environment():
+def from_environment() -> dict[str, Any] | None:
     """The arguments of jax.distributed.initialize from the environment. {} if JAX finds them by
     itself, None if there are no other processes."""
     environment = os.environ
@@ -126,7 +128,7 @@ def from_environment():
     return {} if launched or in_job or on_pod else None
 
 
-def from_open_mpi_5(environment):
+def from_open_mpi_5(environment: Mapping[str, str]) -> dict[str, Any] | None:
     """`from_environment` for Open MPI 5, which JAX does not detect: process 0's host is unknown."""
     names = ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
     size, rank, local_rank = map(environment.get, names)

@@ -12,8 +12,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from subprocess import Popen
+from types import FrameType
+from typing import TextIO
 
 from training.devices.signals import handled
 from utils import BAD_INPUT, DONE, FAILED, STOPPED, WINDOWS, UserError
@@ -22,7 +26,7 @@ GRACE = 10.0  # seconds that the other processes have for their messages after o
 SCHEDULERS = ("SLURM_", "OMPI_", "PMIX_", "PMI_")  # with these, JAX would look for other processes
 
 
-def launch(count):
+def launch(count: int) -> int:
     """Start `count` processes, print their output, and return the exit code of the whole run."""
     if WINDOWS:
         raise UserError("--processes: works on Linux and macOS; on Windows, use WSL")
@@ -48,7 +52,7 @@ def launch(count):
             forwarder.join()
 
 
-def start(environment):
+def start(environment: dict[str, str]) -> Popen[str]:
     """Start one process in its own session, so that Ctrl-C reaches it only through the launcher."""
     command = [sys.executable, *sys.orig_argv[1:]]
     pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE) | {"encoding": "utf-8"}
@@ -56,7 +60,7 @@ def start(environment):
     return subprocess.Popen(command, env=environment, errors="replace", **pipes, **session)
 
 
-def end_with_parent():
+def end_with_parent() -> None:
     """Let Linux end this process when its parent has ended for any reason."""
     if sys.platform == "linux":
         import ctypes
@@ -64,14 +68,16 @@ def end_with_parent():
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def free_port():
+def free_port() -> int:
     """A port on which no process listens."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
 
 
-def share_of_gpus(number, count, devices=Path("/dev"), option="--processes"):
+def share_of_gpus(
+    number: int, count: int, devices: Path = Path("/dev"), option: str = "--processes"
+) -> dict[str, str]:
     """The variable that gives a process its share of the visible GPUs; {} if there are none."""
     # CUDA numbers them from 0; in a container their files may have other numbers.
     all_gpus = map(str, range(len(list(devices.glob("nvidia[0-9]*")))))
@@ -85,7 +91,7 @@ def share_of_gpus(number, count, devices=Path("/dev"), option="--processes"):
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[number * each : (number + 1) * each])}
 
 
-def forward(number, stream, out, first_with):
+def forward(number: int, stream: TextIO, out: TextIO, first_with: dict[str, int] | None) -> None:
     """Print the lines of process `number` with its number in front. With `first_with`, {line: the
     process that printed it first}, other processes do not repeat it."""
     for line in stream:
@@ -102,12 +108,12 @@ class Interrupts:
     """At a first signal, sends SIGTERM to the processes, so that they save and stop; a second one
     kills them."""
 
-    def __init__(self, processes):
+    def __init__(self, processes: Sequence[Popen]) -> None:
         self.processes, self.count = processes, 0
         for number in handled():
             signal.signal(number, self.handle)
 
-    def handle(self, _number, _frame):
+    def handle(self, _number: int, _frame: FrameType | None) -> None:
         self.count += 1
         first = self.count == 1
         stopping = b"Stopping: all processes save and end; a second signal ends them at once\n"
@@ -116,7 +122,7 @@ class Interrupts:
             process.send_signal(signal.SIGTERM if first else signal.SIGKILL)
 
 
-def wait_for(processes, interrupts):
+def wait_for(processes: Sequence[Popen], interrupts: Interrupts) -> int:
     """Wait for the processes. Return the exit code of the one that failed first, or the highest."""
     is_running, failed = True, []
     while is_running and not failed:

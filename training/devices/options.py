@@ -5,7 +5,7 @@ A run may be resumed with other values of them.
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from utils.forms import Count, CountOrZero, Range, check_options, form, regex
 
@@ -20,7 +20,7 @@ class MeshOptions:
     fsdp: AxisSize = 1  # batches are cut along this axis too, and so are the params
     tensor: AxisSize = 1  # the weights of matrix products are cut along this axis
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_options(self)
         if self.fsdp == self.tensor == -1:
             raise ValueError("fsdp: is -1, and so is tensor; only one of them can be -1")
@@ -32,7 +32,7 @@ ShardingRule = tuple[str, tuple[str | None, ...]]
 Sharding = Preset | tuple[ShardingRule | Preset, ...] | None
 
 
-def check_sharding(value):
+def check_sharding(value: Any) -> None:
     """Raise unless `sharding` is null, a preset, or a list of rules that may end with a preset."""
     rules = form(Sharding).read(value, "sharding")
     for i, rule in enumerate(rules if isinstance(rules, tuple) else ()):
@@ -54,7 +54,7 @@ class DistributedOptions:
     num_processes: Count | None = None  # how many processes train together
     process_id: CountOrZero | None = None  # the number of this process, from 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_options(self)
         address = self.coordinator not in (None, "auto", "none")
         given = (address, self.num_processes is not None, self.process_id is not None)

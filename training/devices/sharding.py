@@ -10,17 +10,22 @@ averaged weights are sharded like the params to which they belong.
 
 import math
 import re
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
+from jaxtyping import Int, PyTree
 
 from data_loader.nest import check_integers
+from training.base import TrainState
 from training.devices.options import MeshOptions, check_sharding
+from training.devices.options import Sharding as ShardingRules
 from utils import UserError, did_you_mean, is_stacked, map_named, match_rules, named_leaves
 
 AXES = ("data", "fsdp", "tensor")  # of the mesh
+Cut = tuple[str | None, ...]  # for each axis of a leaf, the axis of the mesh that shards it
 BATCH = ("data", "fsdp")  # the axes of the mesh that a batch is sharded over
 SMALL = 2**10  # numbers: `fsdp` leaves such leaves whole, since each sharded one costs an exchange
 
@@ -39,12 +44,12 @@ class Plan(NamedTuple):
     """The devices of a run and what each of them holds. With `stacked`, every leaf has an axis of
     replicas in front. The trainer uses devices only through this object."""
 
-    mesh: Mesh
-    rules: object = None  # `sharding` of the config
+    mesh: Mesh | AbstractMesh  # an AbstractMesh if this machine lacks its devices
+    rules: ShardingRules = None  # `sharding` of the config
     stacked: bool = False
 
     @classmethod
-    def on_paper(cls, options, rules):
+    def on_paper(cls, options: MeshOptions, rules: ShardingRules) -> "Plan":
         """The Plan of these options, even if this machine has too few devices for it."""
         try:
             check_sharding(rules)
@@ -52,11 +57,11 @@ class Plan(NamedTuple):
             raise UserError(str(error)) from error
         return cls(mesh_on_paper(options), rules)
 
-    def fits(self):
+    def fits(self) -> bool:
         """Whether this machine has the devices of the mesh."""
         return isinstance(self.mesh, Mesh)
 
-    def on_devices(self):
+    def on_devices(self) -> "Plan":
         """This Plan, or an error if this machine does not have its devices."""
         if not self.fits():
             shape = tuple(self.mesh.shape.values())
@@ -64,20 +69,20 @@ class Plan(NamedTuple):
         return self
 
     @property
-    def whole(self):
+    def whole(self) -> NamedSharding:
         """The sharding of an array that every device holds whole."""
         return NamedSharding(self.mesh, PartitionSpec())
 
-    def batch(self, axis=0):
+    def batch(self, axis: int = 0) -> NamedSharding:
         """The sharding of a batch, whose examples lie along one axis."""
         return NamedSharding(self.mesh, PartitionSpec(*(None,) * axis, BATCH))
 
     @property
-    def parts_of_batch(self):
+    def parts_of_batch(self) -> int:
         """Into how many parts a batch is cut; devices along the other axes hold the same part."""
         return math.prod(self.mesh.shape[axis] for axis in BATCH)
 
-    def check_batch(self, size, option):
+    def check_batch(self, size: int, option: str) -> None:
         """Refuse a batch size, given by this option, that does not divide over the devices."""
         parts = self.parts_of_batch
         if size % parts:
@@ -86,7 +91,7 @@ class Plan(NamedTuple):
                 f"use a multiple, such as {-(-size // parts) * parts}, or another mesh"
             )
 
-    def put(self, tree, shardings=None):
+    def put(self, tree: PyTree, shardings: PyTree[Sharding] | None = None) -> PyTree:
         """A tree of host arrays on the devices; whole on each of them unless `shardings`, one or a
         tree of them, are given. Each process has all the values."""
         check_integers(tree, bits=64 if jax.config.jax_enable_x64 else 32)
@@ -97,12 +102,12 @@ class Plan(NamedTuple):
             return jax.tree.map(lambda leaf: put_leaf(leaf, shardings), tree)
         return jax.tree.map(put_leaf, tree, shardings)
 
-    def rows(self, size):
+    def rows(self, size: int) -> Int[np.ndarray, " rows"]:
         """Which rows of a batch of `size` this process reads: those that its devices hold."""
         shards = self.batch().addressable_devices_indices_map((size,)).values()
         return np.unique(np.concatenate([np.arange(size)[index] for (index,) in shards]))
 
-    def put_batch(self, tree, size):
+    def put_batch(self, tree: PyTree, size: int) -> PyTree:
         """A batch of `size` rows on the devices; `tree` holds the rows that this process reads."""
         check_integers(tree, bits=64 if jax.config.jax_enable_x64 else 32)
         axis = int(self.stacked)
@@ -111,8 +116,8 @@ class Plan(NamedTuple):
             return jax.device_put(tree, sharding)
         rows = self.rows(size)
 
-        def put_part(leaf):
-            def part(index):
+        def put_part(leaf: np.ndarray) -> jax.Array:
+            def part(index: tuple[slice, ...]) -> np.ndarray:
                 start, stop, _ = index[axis].indices(size)
                 first = np.searchsorted(rows, start)
                 return leaf[(slice(None),) * axis + (slice(first, first + stop - start),)]
@@ -123,7 +128,7 @@ class Plan(NamedTuple):
 
         return jax.tree.map(put_part, tree)
 
-    def cuts(self, params):
+    def cuts(self, params: PyTree) -> dict[str, Cut]:
         """{name: the mesh axis or None for each axis of the leaf}, of params or of their shapes."""
         leaves = named_leaves(params)
         cuts = cuts_by(self.rules, leaves, dict(self.mesh.shape))
@@ -137,17 +142,17 @@ class Plan(NamedTuple):
             )
         return cuts
 
-    def of_params(self, params):
+    def of_params(self, params: PyTree) -> PyTree:
         """The sharding of each leaf of the params."""
         cuts = self.cuts(params)
         return map_named(lambda name, _: self.sharding(cuts[name]), params)
 
-    def of_state(self, ts):
+    def of_state(self, ts: TrainState) -> TrainState:
         """The shardings of a TrainState of arrays or shapes, in which replicas are not stacked."""
         cuts = self.cuts(ts.params)
         shapes = {name: leaf.shape for name, leaf in named_leaves(ts.params).items()}
 
-        def sharding_of(name, leaf):
+        def sharding_of(name: str, leaf: Any) -> NamedSharding:
             if name.startswith("state/"):
                 return self.sharding()
             owner = owner_of(name, leaf.shape, shapes)
@@ -155,12 +160,12 @@ class Plan(NamedTuple):
 
         return map_named(sharding_of, ts)
 
-    def sharding(self, cut=()):
+    def sharding(self, cut: Cut = ()) -> NamedSharding:
         """The sharding of a leaf whose axes are cut over these axes of the mesh."""
         return NamedSharding(self.mesh, PartitionSpec(*(None,) * self.stacked, *cut))
 
 
-def owner_of(name, shape, shapes):
+def owner_of(name: str, shape: tuple[int, ...], shapes: dict[str, tuple[int, ...]]) -> str | None:
     """The leaf of the params to which a leaf of the optimizer's state belongs: their names end
     alike, as opt/m/head/weight and head/weight."""
     parts = name.split("/")
@@ -168,7 +173,7 @@ def owner_of(name, shape, shapes):
     return next((end for end in ends if shapes.get(end) == shape), None)
 
 
-def cuts_by(rules, leaves, sizes):
+def cuts_by(rules: ShardingRules, leaves: dict[str, Any], sizes: dict[str, int]) -> dict[str, Cut]:
     """{name: its cut} by rules, or a preset's name, or both: a preset at the end of the list
     applies to all leaves that no rule matches."""
     rules = default_preset(sizes) if rules is None else rules
@@ -189,12 +194,12 @@ def cuts_by(rules, leaves, sizes):
     return cuts
 
 
-def default_preset(sizes):
+def default_preset(sizes: dict[str, int]) -> str:
     """The preset for a mesh of these sizes."""
     return "tensor" if sizes["tensor"] > 1 else "fsdp" if sizes["fsdp"] > 1 else "data_parallel"
 
 
-def check_cut(name, shape, cut, sizes):
+def check_cut(name: str, shape: tuple[int, ...], cut: Cut, sizes: dict[str, int]) -> None:
     """Refuse a rule that does not fit a leaf."""
     where = f"sharding: {name} {tuple(shape)}"
     for axis in cut:
@@ -221,12 +226,14 @@ def check_cut(name, shape, cut, sizes):
             )
 
 
-def data_parallel(name, shape, sizes):
+def data_parallel(name: str, shape: tuple[int, ...], sizes: dict[str, int]) -> Cut:
     """Every device holds all params."""
     return ()
 
 
-def fsdp(name, shape, sizes, cut=()):
+def fsdp(
+    name: str, shape: tuple[int, ...], sizes: dict[str, int], cut: Sequence[str | None] = ()
+) -> Cut:
     """Shard the largest axis that divides, and is not sharded yet, over `fsdp`."""
     cut = [*cut, *[None] * (len(shape) - len(cut))]
     free = [i for i, size in enumerate(shape) if cut[i] is None and size % sizes["fsdp"] == 0]
@@ -235,7 +242,7 @@ def fsdp(name, shape, sizes, cut=()):
     return tuple(cut)
 
 
-def tensor(name, shape, sizes):
+def tensor(name: str, shape: tuple[int, ...], sizes: dict[str, int]) -> Cut:
     """Shard the products of attention and of perceptrons over `tensor`, then as `fsdp` does."""
     axis = next((axis for regex, axis in PRODUCTS if re.fullmatch(regex, name)), None)
     cut, size = [None] * len(shape), sizes["tensor"]
@@ -247,7 +254,7 @@ def tensor(name, shape, sizes):
 PRESETS = {"data_parallel": data_parallel, "fsdp": fsdp, "tensor": tensor}
 
 
-def shard_bytes(leaf, sharding):
+def shard_bytes(leaf: Any, sharding: Sharding) -> int:
     """The bytes of a leaf that one device holds."""
     return math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
@@ -255,7 +262,9 @@ def shard_bytes(leaf, sharding):
 # The mesh: all devices as `data` x `fsdp` x `tensor`. One device is a mesh of one.
 
 
-def make_mesh(options=MeshOptions(), devices=None):  # noqa: B008
+def make_mesh(
+    options: MeshOptions = MeshOptions(), devices: Sequence[jax.Device] | None = None
+) -> Mesh:
     """The mesh over all devices, or the given ones. Devices of one host are neighbours along the
     last axes, which exchange the most data."""
     devices = jax.devices() if devices is None else devices
@@ -266,13 +275,13 @@ def make_mesh(options=MeshOptions(), devices=None):  # noqa: B008
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
 
 
-def mesh_on_paper(options):
+def mesh_on_paper(options: MeshOptions) -> Mesh | AbstractMesh:
     """The mesh; one that does not fit this machine has no devices."""
     shape = mesh_shape(options, jax.device_count())
     return AbstractMesh(shape, AXES) if misfit(shape, jax.devices()) else make_mesh(options)
 
 
-def misfit(shape, devices):
+def misfit(shape: Sequence[int], devices: Sequence[jax.Device]) -> str | None:
     """Why a mesh of this shape does not fit these devices, or None."""
     size, processes = math.prod(shape), jax.process_count()
     if size == len(devices) or (size < len(devices) and processes == 1):
@@ -288,7 +297,7 @@ def misfit(shape, devices):
     return f"mesh: {text_of_sizes(shape)} is {size} devices, and {present}; {fix}"
 
 
-def mesh_shape(options, count):
+def mesh_shape(options: MeshOptions, count: int) -> tuple[int, ...]:
     """The three sizes for `count` devices. The last axis of -1 takes the devices that the other
     axes leave."""
     sizes = [getattr(options, axis) for axis in AXES]
@@ -305,7 +314,7 @@ def mesh_shape(options, count):
     return tuple(sizes)
 
 
-def text_of_sizes(shape):
+def text_of_sizes(shape: Sequence[int]) -> str:
     """A shape as a text, such as data 4 x fsdp 2 x tensor 1."""
     return " x ".join(f"{axis} {size}" for axis, size in zip(AXES, shape, strict=True))
 
@@ -313,7 +322,7 @@ def text_of_sizes(shape):
 # Single arrays, put onto the devices, of which each process has some, and fetched.
 
 
-def put_leaf(leaf, sharding):
+def put_leaf(leaf: Any, sharding: Sharding) -> jax.Array:
     """One array on the devices. An array that is on devices already is moved between them; an array
     on disk is read by its method `placed`."""
     if hasattr(leaf, "placed"):
@@ -328,7 +337,7 @@ def put_leaf(leaf, sharding):
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
-def fetched(array):
+def fetched(array: jax.Array) -> np.ndarray:
     """An array on the host. If several hosts hold parts of it, all of them must call this."""
     if array.is_fully_addressable or array.is_fully_replicated:
         return np.asarray(array)

@@ -7,11 +7,16 @@ every token saw all others, as is usual. The peak is the published one for dense
 """
 
 import math
+from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
+from jaxtyping import PyTree
+
+from training.base import Objective
 
 # {device_kind: TFLOP/s in (bfloat16, float32)}. None: products in bfloat16 are emulated. float32 is
 # what JAX does with float32 by default: TF32 on NVIDIA GPUs from Ampere on, one pass of bfloat16 on
@@ -50,7 +55,7 @@ PEAKS = {
 OTHERS = {"MIG", "Laptop", "D", "Ti", "SUPER", "lite"}  # words in the names of slower devices
 
 
-def peak_of(devices, precision):
+def peak_of(devices: Sequence[Any], precision: str) -> float | None:
     """The FLOP/s of all devices together; None if that is unknown."""
     kinds = {device.device_kind for device in devices}
     if len(kinds) != 1:
@@ -65,7 +70,7 @@ def peak_of(devices, precision):
     return peak and peak * 1e12 * len(devices)
 
 
-def utilisation(trainer):
+def utilisation(trainer: Any) -> Callable[[float], float] | None:
     """The function from examples per second to the MFU of a Trainer; None if it is unknown, as for
     a CPU or a user's own update."""
     recipe, passes = trainer.recipe, trainer.passes
@@ -74,7 +79,7 @@ def utilisation(trainer):
         return None
 
     @cache  # computed at the first log line, while the devices are busy
-    def of_one_example():
+    def of_one_example() -> float:
         batch = trainer.feed.shapes
         forward = flops_of(recipe.objective, *trainer.weight_specs, batch)
         return passes * forward / jax.tree.leaves(batch)[0].shape[0]
@@ -82,13 +87,13 @@ def utilisation(trainer):
     return lambda examples_per_second: examples_per_second * of_one_example() / peak
 
 
-def flops_of(objective, params, state, batch):
+def flops_of(objective: Objective, params: PyTree, state: PyTree, batch: PyTree) -> int:
     """The floating-point operations of the products of one forward pass, from shapes."""
     forward = lambda p, s, b: objective(p, s, b, jax.random.key(0), True)  # noqa: E731
     return products(jax.make_jaxpr(forward)(params, state, batch).jaxpr)
 
 
-def products(jaxpr):
+def products(jaxpr: Jaxpr) -> int:
     """The operations of all products in a jaxpr: two for each multiplication."""
     total = 0
     for eqn in jaxpr.eqns:
