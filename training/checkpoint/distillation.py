@@ -46,6 +46,9 @@ def distillation(
     ignored = getattr(loss, "keywords", {}).get("ignore_label")
     divergence = jax.vmap(partial(soft_loss, temperature=temperature, ignore_label=ignored))
 
+    def mixed(hard: Float[Array, " batch"], soft: Float[Array, " batch"]) -> Float[Array, " batch"]:
+        return (1 - weight) * hard + weight * soft
+
     def objective(
         own: PyTree, own_state: PyTree, batch: PyTree, key: Array, train: bool
     ) -> tuple[LossOfExamples, PyTree, dict[str, PyTree]]:
@@ -61,7 +64,13 @@ def distillation(
             shapes = f"{theirs}, the model {ours}"
             raise UserError(f"objective.args.teacher: returns logits of the shape {shapes}")
         losses, terms = summed(of_examples("loss", loss, output, target))
-        losses = mixed(losses, divergence(output, taught, target), weight)
+        if isinstance(losses, dict):
+            raise UserError("objective: distillation takes no loss of several weighted terms")
+        soft = divergence(output, taught, target)
+        if is_weighted(losses):  # the loss of a sequence keeps its weight
+            losses = Weighted(mixed(losses.value, soft), losses.weight)
+        else:
+            losses = mixed(losses, soft)
         return losses, own_state, metrics_per_example(metrics, output, target, terms)
 
     digest = digest_of({"params": params, "state": state})
@@ -73,22 +82,12 @@ def teacher_weights(teacher: Model, option: str | PretrainedOptions) -> tuple[Py
     shapes = jax.eval_shape(teacher.init, jax.random.key(0))
     try:
         pretrained = pretrained_from(option, teacher)
+        assert pretrained is not None
         if pretrained.fresh:
             raise UserError("objective.args.weights.fresh: a teacher needs all of its weights")
         return pretrained(*shapes)
     except UserError as error:  # the message names the option of a run's own weights
         raise UserError(str(error).replace(OPTION, "objective.args.weights")) from error
-
-
-def mixed(
-    hard: LossOfExamples | dict[str, LossOfExamples], soft: Float[Array, " batch"], weight: float
-) -> LossOfExamples:
-    """The loss per example; the loss of a sequence keeps its weight."""
-    if isinstance(hard, dict):
-        raise UserError("objective: distillation takes no loss of several weighted terms")
-    if is_weighted(hard):
-        return Weighted(mixed(hard.value, soft, weight), hard.weight)
-    return (1 - weight) * hard + weight * soft
 
 
 def soft_loss(
@@ -105,7 +104,8 @@ def soft_loss(
         return soft_divergence(output, taught, temperature).mean()
     _, weight = target_and_weight(target, ignore_label)
     output, taught = counted(output, weight), counted(taught, weight)
-    return averaged(soft_divergence(output, taught, temperature), weight).value
+    loss = averaged(soft_divergence(output, taught, temperature), weight)
+    return loss.value if isinstance(loss, Weighted) else loss
 
 
 def soft_divergence(

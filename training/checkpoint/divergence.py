@@ -61,7 +61,10 @@ class Divergence:
     ) -> None:
         self.trainer, self.options, self.keeper, self.log = trainer, options, keeper, log
         self.memory = {"rollbacks": 0}
-        self.what = self.bad = self.batch = None  # of the step that ends the run
+        # Of the step that ends the run:
+        self.what = ""
+        self.bad: Bad | None = None
+        self.batch: tuple[int, int] | None = None  # its epoch, and its position there
         self.rolls_back = options.on_nonfinite == "rollback"
 
     def on_start(self, run: View) -> dict[str, Any] | None:
@@ -83,8 +86,8 @@ class Divergence:
             # There is no step that all replicas have in common, or nothing was trained.
             if self.keeper:
                 self.keeper.wait()
-            self.fail()
-        return {"stop": self.what, "back_to": self.point_before(run)}
+            self.fail(bad)
+        return {"stop": self.what, "back_to": self.point_before(run, bad.step, *self.batch)}
 
     def bad_state(self, run: View, leaf: str) -> dict[str, Any]:
         """Only a checkpoint is finite: go back to it, or fail."""
@@ -95,14 +98,13 @@ class Divergence:
             self.what += "all losses and gradients were finite"
         if reply := self.rollback():
             return reply
-        self.bad = self.bad or Bad(run.step, leaf, 0, of_state=True)
-        self.fail()
+        self.fail(self.bad or Bad(run.step, leaf, 0, of_state=True))
 
     def rollback(self) -> dict[str, Any] | None:
         """The Reply that goes back to the last checkpoint, if the options allow another one."""
         may_go_back = self.rolls_back and self.memory["rollbacks"] < self.options.rollbacks
-        if may_go_back and (checkpoint := self.keeper.newest()):
-            return {"back_to": self.rolled_back(checkpoint)}
+        if may_go_back and self.keeper and (checkpoint := self.keeper.newest()):
+            return {"back_to": self.rolled_back(self.keeper, checkpoint)}
         return None
 
     def on_evaluated(self, run: View, name: str, values: Mapping[str, Any]) -> None:
@@ -118,16 +120,15 @@ class Divergence:
             message = "Epoch %d: skipped %d steps whose loss or gradients were not finite"
             logger.warning(message, run.epoch, skipped)
 
-    def rolled_back(self, checkpoint: Checkpoint) -> Point:
+    def rolled_back(self, keeper: Keeper, checkpoint: Checkpoint) -> Point:
         """The Point of a checkpoint, with other randomness and another order of the data from
         there."""
         count = self.memory["rollbacks"] + 1
-        point = point_of(checkpoint, self.trainer, self.keeper.folder)
+        point = point_of(checkpoint, self.trainer, keeper.folder)
         # The number is odd, so that no count gives the same seed twice.
         seeds = [(seed + 2654435769 * count) % 2**32 for seed in point.record["seeds"]]
         if is_first():
-            lengths = checkpoint.record["lengths"]
-            cut_back(self.keeper.folder, lengths, [metric_log.FILE])
+            cut_back(keeper.folder, checkpoint.record["lengths"], [metric_log.FILE])
         self.log.back_to(point.record["step"])
         shown = ", ".join(map(str, seeds))
         logger.warning(
@@ -135,15 +136,14 @@ class Divergence:
             self.what, checkpoint.name, shown, count, self.options.rollbacks,
         )  # fmt: skip
         memories = point.record["memories"] | {type(self).__name__: {"rollbacks": count}}
-        self.keeper.continue_from(checkpoint)
+        keeper.continue_from(checkpoint)
         return point._replace(record=point.record | {"memories": memories, "seeds": seeds})
 
-    def point_before(self, run: View) -> Point:
+    def point_before(self, run: View, step: int, epoch: int, position: int) -> Point:
         """The Point before the bad step, which left the state unchanged."""
-        epoch, position = self.batch
         record = {
             "seeds": self.trainer.seeds,
-            "step": self.bad.step,
+            "step": step,
             "position": position,
             "lined": run.line_position,
             "epoch": epoch if position else run.completed,
@@ -151,40 +151,41 @@ class Divergence:
             "metrics": run.metrics,
             "stopped": False,
         }
-        return Point(self.trainer.replica_states(), record, run.history)
+        return Point(self.trainer.replica_states(), record, list(run.history))
 
     def on_end(self, run: View) -> None:
         """The last finite state is saved; now the run fails."""
         if self.bad:
-            self.fail()
+            self.fail(self.bad)
 
-    def fail(self) -> Never:
+    def fail(self, bad: Bad) -> Never:
         count = self.memory["rollbacks"]
         spent = f"The run went back {count} times already. " if count else ""
         what, fix = self.what, advice(self.options.on_nonfinite)
         if self.options.detect_nans:
-            what, fix = f"{what}.\n{self.culprit()}", ""
+            what, fix = f"{what}.\n{self.culprit(bad.replica)}", ""
         last = self.keeper and self.keeper.last()
         where = f"The last finite state is {last}. " if last else "No checkpoint was written. "
-        raise Diverged(self.bad.step, self.bad.leaf, f"{what}.\n{spent}{where}{fix}".rstrip())
+        raise Diverged(bad.step, bad.leaf, f"{what}.\n{spent}{where}{fix}".rstrip())
 
-    def culprit(self) -> str:
+    def culprit(self, replica: int) -> str:
         """The layer and the operation that made the first value that is not finite, found by taking
         the step again, one operation at a time."""
         from training.watching.nan_search import first_bad_op
 
-        states, replica = self.trainer.replica_states(), self.bad.replica
-        if self.batch is None:
+        trainer, recipe, feed = self.trainer, self.trainer.recipe, self.trainer.feed
+        if self.batch is None or feed is None:
             return "The step that made it is not known"
-        batches = self.trainer.feed.batch(*self.batch)
+        batches = feed.batch(*self.batch)
         if batches is None:
             return "The step cannot be taken again, since its data cannot be read again"
-        trainer, recipe = self.trainer, self.trainer.recipe
         # Replicas may differ in a number, such as the learning rate.
         own = recipe.with_numbers(recipe.varied_numbers[replica])
-        update = own.make_update(not trainer.looped, trainer.feed.steps)
-        local = lambda leaf: leaf if leaf.is_fully_addressable else fetched(leaf)  # noqa: E731
-        ts = jax.tree.map(local, states[replica])
+        update = own.make_update(not trainer.looped, feed.steps)
+        ts = jax.tree.map(
+            lambda leaf: leaf if leaf.is_fully_addressable else fetched(leaf),
+            trainer.replica_states()[replica],
+        )
         try:
             sentence = first_bad_op(update.step, ts, *batches[replica])
         except Exception as error:  # if the search fails, the run still ends with its own error

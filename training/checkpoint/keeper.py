@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from os import PathLike
 from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple
@@ -42,7 +41,7 @@ class Kept(NamedTuple):
     """The checkpoints to keep: names of the last ones (oldest first), [name, value] of the best."""
 
     regular: tuple[str, ...] = ()
-    best: tuple[Sequence, ...] = ()  # best first
+    best: tuple[list[Any], ...] = ()  # best first
 
     def names(self) -> set[str]:
         return {*self.regular, *(name for name, _ in self.best)}
@@ -54,7 +53,8 @@ class Kept(NamedTuple):
         last = [*(n for n in self.regular if n != name), name] if regular else list(self.regular)
         best = tuple(entry for entry in self.best if entry[0] != name)  # it may be written again
         if self._replace(best=best).is_among_best(value, options):
-            best = sorted([*best, [name, value]], key=lambda entry: options.sign() * entry[1])
+            ranked: list[list[Any]] = [*best, [name, value]]
+            best = sorted(ranked, key=lambda entry: options.sign() * entry[1])
         last = last[-options.keep :] if options.keep else last
         return Kept(tuple(last), tuple(best[: options.save_top_k]))
 
@@ -73,7 +73,7 @@ def kept_so_far(
     are ranked again, since the config may have changed."""
     kept = Kept()
     for name, record in records.items():
-        value = (record["evaluated"] or {}).get(options.monitor)
+        value = (record["evaluated"] or {}).get(options.monitor or "")
         kept = kept.add(name, value, options, regular=False)
     best = {name for name, _ in kept.best}
     regular = tuple(name for name in records if name in regular or name not in best)
@@ -116,7 +116,7 @@ class Keeper:
 
     def __init__(
         self,
-        folder: str | PathLike,
+        folder: str | Path,
         options: CheckpointOptions,
         record: dict[str, Any] | None = None,
         probe: Probe | None = None,
@@ -125,11 +125,15 @@ class Keeper:
         self.folder, self.options, self.probe = Path(folder), options, probe
         self.record = {"config": {}, "facts": {}, "data": {}} | (record or {})
         self.kept = self.before = Kept()  # now, and before the write in progress
-        self.held = set()  # names of checkpoints that an evaluator protects from deletion
-        self.undeleted = []  # files that could not be deleted
-        self.saved = None, False  # (step, position) of the latest checkpoint; whether it is whole
-        self.latest = None  # what it was written from: (snapshot, record, name, probes)
-        self.thread = self.error = None  # of the write in progress
+        self.held: set[str] = set()  # names of checkpoints that an evaluator protects from deletion
+        self.undeleted: list[Path] = []  # files that could not be deleted
+        # (step, position) of the latest checkpoint; whether it is whole
+        self.saved: tuple[tuple[int, int] | None, bool] = (None, False)
+        # what it was written from
+        self.latest: tuple[Snapshot, dict[str, Any], str, list[Arrays] | None] | None = None
+        # of the write in progress
+        self.thread: Thread | None = None
+        self.error: BaseException | None = None
         self.monitor = options.monitor
         self.suffix = storage.SUFFIXES[storage.format_for(options.format)]
         options.sign()  # to fail now rather than at the first checkpoint
@@ -160,7 +164,7 @@ class Keeper:
         """Save if these weights are among the best. If they are the last ones of a run that ended
         within an epoch, they are saved already: their checkpoint is written again, with these
         values and the memory that observers had then."""
-        value = row.get(self.monitor)
+        value = row.get(self.monitor or "")
         if "end_of_epoch" in row or "evaluation" in row:
             if not several():  # several processes raise their errors together, in `wait`
                 self.check()
@@ -190,10 +194,8 @@ class Keeper:
             return
         self.latest = None  # its memory is free for the next copy
         snapshot = take()
-        probes = None
-        if several() and self.probe is not None:
-            # All processes compute it together, so it must not come between the steps of training.
-            probes = self.probed(snapshot.states)
+        # Several processes compute it together, so it must not come between the steps of training.
+        probes = self.probed(snapshot.states) if several() else None
         self.saved = (run.step, run.position), whole
         logs = [self.folder / log for log in LOGS]
         lengths = {path.name: path.stat().st_size for path in logs if path.exists()}
@@ -238,7 +240,7 @@ class Keeper:
         """Write a checkpoint in the background; `row` has the values of its weights, if they were
         evaluated. No other write may be in progress."""
         self.before = self.kept
-        self.kept = self.kept.add(name, row.get(self.monitor), self.options, regular)
+        self.kept = self.kept.add(name, row.get(self.monitor or ""), self.options, regular)
         evaluated = {key: value for key, value in row.items() if key not in NOT_VALUES}
         record = record | self.kept._asdict() | {"evaluated": evaluated or None}
         retired = {*self.before.names(), name} - self.kept.names()  # or another may protect it
@@ -254,8 +256,10 @@ class Keeper:
         self.thread = Thread(target=attempt, name="checkpoint", daemon=True)
         self.thread.start()
 
-    def probed(self, states: list[TrainState]) -> list[Arrays]:
+    def probed(self, states: list[TrainState]) -> list[Arrays] | None:
         """The arrays of the probe of each TrainState."""
+        if self.probe is None:
+            return None
         return [self.probe(*ts.evaluated(), number) for number, ts in enumerate(states)]
 
     def write(
@@ -275,8 +279,7 @@ class Keeper:
         # copied to this one.
         if self.suffix != storage.SUFFIXES["orbax"]:
             states = jax.device_get(jax.tree.map(key_data, states))
-        if self.probe is not None:
-            probes = probes or self.probed(states)
+        probes = probes or self.probed(states)
         nothing = [{}] * len(states)
         parts = zip(states, snapshot.sums or nothing, probes or nothing, strict=True)
         trees = [as_saved(ts, record["whole"], sums) | probe for ts, sums, probe in parts]
@@ -401,14 +404,14 @@ def delete(path: Path) -> bool:
     return True
 
 
-def protect(folder: str | PathLike, best: Sequence, reading: str | None = None) -> None:
+def protect(folder: str | Path, best: Sequence, reading: str | None = None) -> None:
     """Keep the training process from deleting the best checkpoints of an evaluator, [name, value],
     and the one that it reads at the moment."""
     content = {"best": best, "reading": reading}
     atomic_write(Path(folder) / EVALUATOR, (json.dumps(content, indent=2) + "\n").encode())
 
 
-def protected(folder: str | PathLike, names: Iterable[str]) -> set[str]:
+def protected(folder: str | Path, names: Iterable[str]) -> set[str]:
     """The checkpoints among `names` that an evaluator protects; all, if its file cannot be read."""
     path = Path(folder) / EVALUATOR
     try:

@@ -20,7 +20,6 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from os import PathLike
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -41,7 +40,7 @@ Form = tuple[np.dtype, tuple[int, ...]]  # the type and shape of an array
 NOT_INSTALLED = "Orbax is not installed: run `pip install -r training/optional.txt`"
 
 
-def write(path: str | PathLike, arrays: Mapping[str, Any], record: Mapping[str, Any]) -> None:
+def write(path: str | Path, arrays: Mapping[str, Any], record: Mapping[str, Any]) -> None:
     """Write {name: array} and the record; every process has to call this. It returns when the
     folder is complete. A process that fails raises alone. If it was writing arrays, the other
     processes raise after Orbax's timeout of five minutes."""
@@ -80,9 +79,7 @@ def barrier(ocp: ModuleType, name: str, processes: set[int]) -> Iterator[None]:
         ocp.multihost.sync_global_processes(name, processes=processes, timeout=LONG)
 
 
-def read(
-    path: str | PathLike, verified: bool = False
-) -> "tuple[dict[str, HostArray], dict[str, Any]]":
+def read(path: str | Path, verified: bool = False) -> "tuple[dict[str, HostArray], dict[str, Any]]":
     """({name: NumPy array}, record), checked against the digests unless `verified`. Each process
     reads separately. With several processes, none of them may have memory for the whole model, so
     a large array is returned as Stored."""
@@ -95,9 +92,11 @@ def read(
         arrays = {name: np.empty(shape, d) for name, (d, shape) in forms.items() if 0 in shape}
         if jax.process_count() > 1:
             large = [name for name, (_, shape) in forms.items() if math.prod(shape) > LARGE]
-            arrays |= {name: Stored(path, name, *forms[name]) for name in large}
+            arrays |= {name: Stored(Path(path), name, *forms[name]) for name in large}
         if rest := forms.keys() - arrays.keys():
-            check_memory(path, sum(math.prod(forms[n][1]) * forms[n][0].itemsize for n in rest))
+            check_memory(
+                str(path), sum(math.prod(forms[n][1]) * forms[n][0].itemsize for n in rest)
+            )
             restore_args = dict.fromkeys(rest, ocp.RestoreArgs(restore_type=np.ndarray))
             some = any(isinstance(array, Stored) for array in arrays.values())
             arrays |= restored(folder, restore_args, some)
@@ -140,7 +139,7 @@ class Stored:
 HostArray = np.ndarray | Stored  # in memory, or still on disk
 
 
-def read_record(path: str | PathLike) -> dict[str, Any]:
+def read_record(path: str | Path) -> dict[str, Any]:
     """The record alone; neither arrays nor digests are read."""
     with naming(path):
         return read_note(find(path))[0]
@@ -186,7 +185,7 @@ def beside(path: Path, role: str) -> Path:
     return path.with_name(f".{path.name}.{role}")
 
 
-def find(path: str | PathLike) -> Path:
+def find(path: str | Path) -> Path:
     """The folder at a path, or the former one if its replacement was never completed."""
     path = Path(path)
     for folder in (path.absolute(), beside(path.absolute(), "former")):
@@ -196,7 +195,7 @@ def find(path: str | PathLike) -> Path:
 
 
 @contextmanager
-def naming(path: str | PathLike) -> Iterator[None]:
+def naming(path: str | Path) -> Iterator[None]:
     """Turn any error while a checkpoint is read into one error that names it."""
     try:
         yield
@@ -230,7 +229,7 @@ def digests(folder: Path) -> bytes:
     return b"".join(lines)
 
 
-def compare_digests(path: str | PathLike, folder: Path) -> None:
+def compare_digests(path: str | Path, folder: Path) -> None:
     """Refuse a folder in which any bit has changed since it was written."""
     if not (folder / SUMS).is_file():
         raise Damaged(f"{path}: is incomplete: it has no {SUMS}, which is written last")

@@ -5,7 +5,6 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PyTree
-from numpy.typing import DTypeLike
 
 from data_loader.loader import first_inputs
 from model.base import Model
@@ -95,21 +93,22 @@ def with_base(
     state: PyTree,
     config: dict[str, Any],
     record: Mapping[str, Any],
-    source: str | PathLike,
+    source: str | Path,
 ) -> PyTree:
     """The state with the frozen weights of the run with this config, if there are any. Refuse them
     if the checkpoint with this record was trained with others. The trees may be shapes."""
     if not is_merged(model):
         return state
     pretrained = pretrained_from(config.get("training", {}).get("pretrained"), model)
+    assert pretrained is not None, "the model has no frozen weights"
     state = with_frozen(state, pretrained(params, state)[1])
-    check_frozen(record, state, source, pretrained)
+    pretrained.check_frozen(record, state, source)
     return state
 
 
 def merged(model: Model, params: PyTree, state: PyTree) -> tuple[Model, PyTree, PyTree]:
     """(the plain model, params, state) on the host; other models are returned unchanged."""
-    if not is_merged(model):
+    if model.base is None or model.merge is None:
         return model, params, state
     return model.base, *jax.device_get(jax.jit(model.merge)(params, state))
 
@@ -125,20 +124,8 @@ def digest_of(tree: PyTree) -> str:
     for name, leaf in named_leaves(tree).items():
         array = np.ascontiguousarray(leaf)
         digest.update(f"{name} {array.dtype} {array.shape}".encode())
-        digest.update(array.reshape(-1).view(np.uint8))
+        digest.update(array.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
-
-
-def check_frozen(
-    record: Mapping[str, Any],
-    state: PyTree,
-    source: str | PathLike,
-    pretrained: "Pretrained | None",
-) -> None:
-    """Refuse frozen weights that are not those with which a checkpoint was trained."""
-    if has_frozen(state) and digest_of_frozen(state) != {"frozen": record.get("frozen")}:
-        why = f"its model was trained on frozen weights that {pretrained.path} no longer holds"
-        raise UserError(f"{source}: {why}; restore them")
 
 
 def check_arguments(config: dict[str, Any]) -> None:
@@ -175,10 +162,10 @@ class Pretrained:
 
     def __init__(
         self,
-        path: str | PathLike,
+        path: str | Path,
         fresh: Sequence[str] = (),
         rename: Sequence = (),
-        rules: str | PathLike | Sequence = (),
+        rules: str | Path | Sequence = (),
         interpolate: Sequence[str] = (),
         probe: bool = True,
         model: Model | None = None,
@@ -204,8 +191,15 @@ class Pretrained:
 
     def leaves(self, params: PyTree, state: PyTree) -> dict[str, HostArray]:
         """{name: array} for the leaves of these params and state that are not fresh."""
-        if self.merge:
-            params, state = self.of_base(params, state)
+        if (
+            self.merge
+        ):  # the names are those of the frozen model, whose fresh leaves must be trained
+            frozen = state["frozen"].keys()
+            params, state = jax.eval_shape(self.merge, params, state)
+            fresh = self.matching("fresh", self.fresh, named_leaves(params))
+            if untrained := sorted(frozen & {*fresh}):
+                why = f"{untrained[0]} is frozen by the model, so it cannot keep its initial values"
+                raise UserError(f"{OPTION}.fresh: {why}; train it (`whole` of lora)")
         shapes = named_leaves(params) | named_leaves({"state": without_frozen(state)})
         arrays, origin = converted(
             self.path, self.rules, self.arrays, trees.of_single_blocks(shapes)
@@ -215,7 +209,7 @@ class Pretrained:
         wanted = {name: leaf for name, leaf in every.items() if name not in kept}
         for name in self.matching("interpolate", self.interpolate, wanted):
             if name in arrays:
-                arrays[name] = resized(arrays[name], wanted[name].shape)
+                arrays[name] = resized(np.asarray(arrays[name]), wanted[name].shape)
         arrays = trees.restacked(arrays, every)
         fresh = {name for name in arrays if any(re.fullmatch(regex, name) for regex in self.fresh)}
         stored = {name: array for name, array in arrays.items() if name not in fresh}
@@ -223,7 +217,7 @@ class Pretrained:
         def called(name: str) -> str:
             """A name in the model, with that of its array in the file and the rule that changed
             it. Arrays that were stacked here have no name in the file."""
-            source, rule = origin.get(name, (None, None))
+            source, rule = origin.get(name, (name, None))
             if rule is None:
                 return name
             changed = rule.form or rule.targets[1:]
@@ -240,15 +234,6 @@ class Pretrained:
             lines.append('a rule with a form transposes: [regex, name of the leaf, "OI->IO"]')
         trees.refuse(f"{self.path}: does not fit the model", lines)
         return stored
-
-    def of_base(self, params: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
-        """The shapes of the frozen model, whose fresh leaves must be trained."""
-        plain = jax.eval_shape(self.merge, params, state)
-        fresh = set(self.matching("fresh", self.fresh, named_leaves(plain[0])))
-        if untrained := sorted(fresh & state["frozen"].keys()):
-            why = f"{untrained[0]} is frozen by the model, so it cannot keep its initial values"
-            raise UserError(f"{OPTION}.fresh: {why}; train it (`whole` of lora)")
-        return plain
 
     def matching(self, option: str, regexes: Iterable[str], names: Iterable[str]) -> list[str]:
         """The names that match the regexes of an option, each of which must match one."""
@@ -276,6 +261,12 @@ class Pretrained:
         params, state = map_named(merge, params), map_named(merge, {"state": state})["state"]
         return (self.start(params, state) if self.start else params), state
 
+    def check_frozen(self, record: Mapping[str, Any], state: PyTree, source: str | Path) -> None:
+        """Refuse frozen weights that are not those with which a checkpoint was trained."""
+        if has_frozen(state) and digest_of_frozen(state) != {"frozen": record.get("frozen")}:
+            why = f"its model was trained on frozen weights that {self.path} no longer holds"
+            raise UserError(f"{source}: {why}; restore them")
+
     def check_probe(self, probe: Callable, params: PyTree, state: PyTree) -> None:
         """Refuse the weights if model/ now computes something else; params may be shapes."""
         if self.probe:
@@ -291,15 +282,14 @@ def load_weights(path: Path) -> tuple[dict[str, HostArray], dict[str, Any]]:
     if not path.name.endswith(INDEX):
         return storage.load_one(path)
     names = read_json(path).get("weight_map")
-    files = set(names.values()) if isinstance(names, dict) else {None}
-    if not all(
+    if not isinstance(names, dict) or not all(
         isinstance(file, str) and Path(file).name == file and file.endswith(".safetensors")
-        for file in files
+        for file in names.values()
     ):
         raise UserError(
             f"{path}: must have a weight_map of {{name: a safetensors file in the same folder}}"
         )
-    found = {file: storage.load(path.with_name(file))[0] for file in files}
+    found = {file: storage.load(path.with_name(file))[0] for file in {*names.values()}}
     if missing := [name for name, file in names.items() if name not in found[file]]:
         name = missing[0]
         raise UserError(f"{path}: says that {names[name]} holds {name}, which it does not")
@@ -336,7 +326,7 @@ def weights(arrays: dict[str, HostArray]) -> dict[str, HostArray]:
     }
 
 
-def castable(stored: DTypeLike, wanted: DTypeLike) -> bool:
+def castable(stored: np.dtype, wanted: np.dtype) -> bool:
     """Whether a stored type can be cast to the model's: all floats can, others must be equal."""
     return stored == wanted or all(jnp.issubdtype(d, jnp.floating) for d in (stored, wanted))
 

@@ -4,7 +4,6 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +60,13 @@ class Probe:
     ) -> None:
         self.model, self.spec, self.input = model, spec, None
         self.numbers, self.model_with = numbers, model_with
-        self.lock, self.program = threading.Lock(), None  # False: the model needs more than it
+        self.lock, self.is_compiled = threading.Lock(), False
+        self.program: Callable | None = None  # None also if the model needs more than the input
 
     def __call__(self, params: PyTree, state: PyTree, replica: int = 0) -> Arrays:
         """With params spread over the devices of several processes, all processes must call it."""
         # With jit disabled, a breakpoint() in the model must not stop the saving.
-        if self.spec is None or jax.config.jax_disable_jit:
+        if self.spec is None or jax.config.values["jax_disable_jit"]:
             return {}
         leaves = jax.tree.leaves(params)
         spread = any(isinstance(a, jax.Array) and not a.is_fully_addressable for a in leaves)
@@ -74,9 +74,10 @@ class Probe:
         if not spread:  # from host memory, so that the program is the same on any mesh
             weights = jax.device_get(jax.tree.map(key_data, weights))
         with self.lock:
-            if self.program is None:
+            if not self.is_compiled:
                 self.program = self.compile(weights, numbers, spread)
-        if not self.program:
+                self.is_compiled = True
+        if self.program is None:
             return {}
         probe = {"input": self.input, "output": self.program(*weights, numbers, self.input)}
         return {name: thinned(leaf) for name, leaf in named_leaves({"probe": probe}).items()}
@@ -84,10 +85,10 @@ class Probe:
     def compile(
         self, weights: tuple[PyTree, PyTree], numbers: dict[str, Any], spread: bool
     ) -> Callable | None:
-        """The program, or False for a model that needs more than (params, state, x)."""
+        """The program, or None for a model that needs more than (params, state, x)."""
 
         def output(params: PyTree, state: PyTree, numbers: dict[str, Any], x: PyTree) -> PyTree:
-            model = self.model_with(numbers) if numbers else self.model
+            model = self.model_with(numbers) if numbers and self.model_with else self.model
             return model.apply(params, state, x, train=False, key=None)[0]
 
         sharding, replicated = None, jax.sharding.PartitionSpec()
@@ -100,13 +101,15 @@ class Probe:
                     jitted = jax.jit(output, out_shardings=sharding)
                     lowered = jitted.lower(*weights, numbers, self.input)
             except Exception:
-                return False
+                return None
             # It compiles in a third of the time without optimization.
-            return lowered.compile({"xla_backend_optimization_level": 0})
+            options: dict[str, Any] = {"xla_backend_optimization_level": 0}
+            return lowered.compile(options)
 
 
-def host() -> jax.Device | None:
-    """The CPU device, or None; a full accelerator has no memory for a second copy of the params."""
+def host() -> Any:
+    """The CPU's jax.Device, or None; a full accelerator has no memory for another copy of the
+    params."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:
@@ -129,14 +132,14 @@ def draw(leaf: jax.ShapeDtypeStruct, seed: int) -> np.ndarray:
     return (np.sqrt(-2 * np.log(radius)) * np.cos(2 * np.pi * angle)).astype(leaf.dtype)
 
 
-def probed_spec(probe: Mapping[str, HostArray]) -> jax.ShapeDtypeStruct | None:
+def probed_spec(probe: Arrays) -> jax.ShapeDtypeStruct | None:
     """The shape and type of one input of the model, from its probe in a checkpoint; None if the
     probe has several inputs, or only a part of a large one."""
     stored = [array for name, array in probe.items() if name.startswith("probe/input")]
     if len(stored) != 1 or stored[0].shape[:1] != (EXAMPLES,) or "probe/input" not in probe:
         return None
     [array] = stored
-    whole = array.size and (array == np.floor(array)).all()  # no such float was ever drawn
+    whole = array.size and np.array_equal(array, np.floor(array))  # no such float was ever drawn
     integers = jnp.int32 if array.max(initial=0) <= 1 else jnp.uint8
     return jax.ShapeDtypeStruct(array.shape[1:], integers if whole else jnp.float32)
 
@@ -155,7 +158,7 @@ def probe_of(arrays: Mapping[str, HostArray]) -> Arrays:
     return {name: np.asarray(arrays[name]) for name in probed}
 
 
-def check_meaning(path: str | PathLike, stored: Arrays, current: Arrays, fix: str) -> None:
+def check_meaning(path: str | Path, stored: Arrays, current: Arrays, fix: str) -> None:
     """Refuse a checkpoint if its probe shows that model/ now computes something else."""
     if not stored:
         return

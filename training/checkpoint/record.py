@@ -4,9 +4,9 @@ source, and the text by which preprocessing is compared."""
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from hashlib import sha256
-from os import PathLike
+from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, TypedDict, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypedDict, cast, get_args, get_origin, get_type_hints
 
 from utils import Damaged, UserError
 from utils.forms import CountOrZero, Misfit, NonNegative, at_least, at_most, form
@@ -66,14 +66,14 @@ def fits(value: Any, kind: Any) -> bool:
     return True
 
 
-def check_keys(path: str | PathLike, record: Mapping[str, Any], keys: Iterable[str]) -> None:
+def check_keys(path: str | Path, record: Mapping[str, Any], keys: Iterable[str]) -> None:
     """Refuse a record in which one of these keys has no valid value."""
     if wrong := [key for key in KINDS if key in keys and not fits(record.get(key), KINDS[key])]:
         names = ", ".join(wrong)
         raise Damaged(f"{path}: is not a checkpoint of a run: its record has no valid {names}")
 
 
-def check_record(path: str | PathLike, record: Mapping[str, Any]) -> Record:
+def check_record(path: str | Path, record: Mapping[str, Any]) -> Record:
     """Return the record, but refuse one from which a run cannot be resumed."""
     if type(number := record.get("format")) is int and number != FORMAT:
         raise Damaged(
@@ -88,7 +88,7 @@ def check_record(path: str | PathLike, record: Mapping[str, Any]) -> Record:
             f"{path}: is not a checkpoint of a run: its epoch, position or line contradict each "
             "other, or it has no seed"
         )
-    return record
+    return cast(Record, record)
 
 
 def described(preprocess: Iterable[Callable]) -> list[str]:
@@ -113,7 +113,7 @@ def text_of(value: Any) -> str:
 
 
 def check_described(
-    path: str | PathLike, trained: list[str] | None, preprocess: Iterable[Callable]
+    path: str | Path, trained: list[str] | None, preprocess: Iterable[Callable]
 ) -> None:
     """Refuse other preprocessing than that with which a run of `fit` was trained."""
     if trained is not None and trained != (given := described(preprocess)):

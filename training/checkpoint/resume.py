@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
-from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -18,7 +17,7 @@ from jaxtyping import PyTree
 
 from training.checkpoint import storage
 from training.checkpoint.keeper import LOGS
-from training.checkpoint.pretrained import Pretrained, check_frozen
+from training.checkpoint.pretrained import Pretrained
 from training.checkpoint.probe import Arrays, Probe, check_meaning, probe_of
 from training.checkpoint.run_folder import FINISHED, flat, new_folder
 from training.checkpoint.trees import check_fits, weights_of
@@ -114,7 +113,7 @@ def begun(folder: Path) -> int:
 
 
 def unfinished(
-    base: str | PathLike, title: str, run_name: str | None = None
+    base: str | Path, title: str, run_name: str | None = None
 ) -> tuple[OpenedRun, None] | tuple[None, str]:
     """(the OpenedRun of the latest unfinished run of this title, None), or (None, why there is
     none). With a name it is the run of that name, also if it is finished."""
@@ -135,7 +134,7 @@ def unfinished(
     return None, f"No run of {title} to resume"
 
 
-def run_folder_of(named: str | PathLike, option: str = "--resume") -> Path:
+def run_folder_of(named: str | Path, option: str = "--resume") -> Path:
     """The folder of a run; the user may name the folder or one of its checkpoints."""
     named = Path(named)
     folder = named.parent if named.name.startswith("checkpoint-") else named
@@ -183,7 +182,7 @@ def refuse_lost_checkpoints(folder: Path, errors: Sequence[Damaged]) -> None:
         raise UserError(f"{lines}\nPut back what is missing, or begin a new run")
 
 
-def open_at(named: str | PathLike, run_name: str | None) -> OpenedRun:
+def open_at(named: str | Path, run_name: str | None) -> OpenedRun:
     """The OpenedRun that `--resume` names: a folder, or a checkpoint in it. A new run begins from a
     checkpoint that is not the newest one, or if it shall have another name. The run of the
     checkpoint is not locked then, since nothing in it will change."""
@@ -207,12 +206,12 @@ def open_by_first(open_folder: Callable[[], OpenedRun | None]) -> OpenedRun | No
     def open_here() -> tuple[str, bool] | None:
         nonlocal own
         own = open_folder()
-        return own and [str(own.folder), own.branches]
+        return own and (str(own.folder), own.branches)
 
     if (found := from_first(open_here)) is None or not several():
         return own
     folder, branches = Path(found[0]), found[1]
-    checkpoint = storage.for_all(folder, lambda: own.checkpoint)
+    checkpoint = storage.for_all(folder, lambda: own and own.checkpoint)
     return own or OpenedRun(folder, checkpoint, None, [], branches)
 
 
@@ -221,7 +220,8 @@ def branched(
 ) -> tuple[OpenedRun, dict[str, Any]]:
     """(the OpenedRun of a new run, beside the one from which it branches, with the checkpoint and
     the logs so far; the record with the name of the new run)."""
-    former = opened.folder
+    former, checkpoint = opened.folder, opened.checkpoint
+    assert checkpoint is not None
     own_name = read_json(former / "config.json").get("run_name")
     run_name = None if run_name == own_name else run_name
     parent = Path(relative_path(former.absolute().parent))
@@ -230,7 +230,7 @@ def branched(
         folder = new_folder(parent.parent, parent.name, run_name)
         try:
             logs = [former / log for log in LOGS if inside(former, log).exists()]
-            for path in [*logs, opened.checkpoint.path]:
+            for path in [*logs, checkpoint.path]:
                 copy = shutil.copytree if path.is_dir() else shutil.copyfile
                 copy(path, folder / path.name)
         except (OSError, shutil.Error) as error:
@@ -247,7 +247,7 @@ def branched(
 
 @contextmanager
 def holding(
-    folder: str | PathLike | None, resume: bool | Literal["override"], record: dict[str, Any]
+    folder: str | Path | None, resume: bool | Literal["override"], record: dict[str, Any]
 ) -> Iterator[tuple[storage.Checkpoint | None, Callable[[], None]]]:
     """(the checkpoint that `fit` resumes from, or None; the function that prepares the folder, to
     be called before the run writes); the folder stays locked until the end of the `with` block."""
@@ -261,27 +261,31 @@ def holding(
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     opened = open_by_first(lambda: open_run(folder))
-
-    def begin() -> None:
-        if is_first() and resume:
-            former = cut_logs(opened)
-            for message in [*opened.skipped, *changed, *([former] if former else [])]:
-                logger.warning(message)
-            if opened.checkpoint:
-                log_what_is_left(opened, record["config"]["training"]["epochs"])
+    assert opened is not None
 
     try:
         with together():
             if not resume and (opened.checkpoint or (folder / metric_log.FILE).exists()):
-                epochs = f" of {opened.checkpoint.completed} epochs" if opened.checkpoint else ""
+                done = f" of {opened.checkpoint.completed} epochs" if opened.checkpoint else ""
                 raise UserError(
-                    f"{folder}: holds a run{epochs} already, as when a cell runs again; "
+                    f"{folder}: holds a run{done} already, as when a cell runs again; "
                     "continue it (resume=True), name another folder, or delete this one: "
                     f"import shutil; shutil.rmtree({str(folder)!r})"
                 )
             override = resume == "override"
             changed = changes(opened, record, override) if opened.checkpoint else []
             opened = opened.overridden() if override else opened
+
+        def begin() -> None:
+            if is_first() and resume:
+                former = cut_logs(opened)
+                for message in [*opened.skipped, *changed, *([former] if former else [])]:
+                    logger.warning(message)
+                if opened.checkpoint:
+                    log_what_is_left(
+                        folder, opened.checkpoint, record["config"]["training"]["epochs"]
+                    )
+
         yield opened.checkpoint, begin
     finally:
         opened.unlock()
@@ -318,9 +322,9 @@ def nothing_left(opened: OpenedRun, training: TrainingOptions, override: bool) -
     return why and f"{folder}: {why}; raise it to continue"
 
 
-def log_what_is_left(opened: OpenedRun, epochs: int | None) -> None:
+def log_what_is_left(folder: Path, checkpoint: storage.Checkpoint, epochs: int | None) -> None:
     """Log from where a run of `fit` continues, or why there is nothing left to train."""
-    completed, record = opened.checkpoint.completed, opened.checkpoint.record
+    completed, record = checkpoint.completed, checkpoint.record
     what = f"resuming after step {record['step']}"
     if epochs and completed >= epochs:
         what = (
@@ -331,7 +335,7 @@ def log_what_is_left(opened: OpenedRun, epochs: int | None) -> None:
         what = (
             f'a callback stopped it in epoch {completed}; resume="override" continues nevertheless'
         )
-    logger.info("%s: %s", opened.folder, what)
+    logger.info("%s: %s", folder, what)
 
 
 # What has changed.
@@ -397,7 +401,7 @@ def cut_logs(opened: OpenedRun) -> str | None:
     return None
 
 
-def cut_back(folder: str | PathLike, lengths: dict[str, int], names: Iterable[str]) -> None:
+def cut_back(folder: str | Path, lengths: dict[str, int], names: Iterable[str]) -> None:
     """Cut logs back to the bytes that they had when a checkpoint was taken. A log that is not in
     `lengths` did not exist then."""
     for path in [Path(folder) / name for name in names]:
@@ -433,16 +437,16 @@ def set_aside(folder: Path) -> str | None:
 # The state.
 
 
-def point_of(checkpoint: storage.Checkpoint, trainer: Trainer, folder: str | PathLike) -> Point:
+def point_of(checkpoint: storage.Checkpoint, trainer: Trainer, folder: str | Path) -> Point:
     """The Point of a checkpoint in the folder of a run. Its seeds are those of the checkpoint,
     which a rollback may have changed, or new ones if the config has changed (--override)."""
-    record = checkpoint.record
+    record: dict[str, Any] = {**checkpoint.record}
     states = check_fits(checkpoint, trainer.replica_states())
     if has_other_seeds(trainer.recipe, record["config"]):
-        record = record | {"seeds": list(trainer.recipe.seeds)}
+        record["seeds"] = list(trainer.recipe.seeds)
     sums, line_continues = sums_so_far(checkpoint, trainer)
     if not line_continues:
-        record = record | {"lined": record["position"]}
+        record["lined"] = record["position"]
     length = record["lengths"].get(metric_log.FILE, 0)
     with together():
         rows = metric_log.epoch_rows(folder, length) if is_first() else []
@@ -488,7 +492,8 @@ def check_unchanged(
     if pretrained:
         pretrained.check_probe(outputs, ts.params, ts.state)
     if checkpoint:
-        check_frozen(checkpoint.record, ts.state, checkpoint.name, pretrained)
+        if pretrained:
+            pretrained.check_frozen(checkpoint.record, ts.state, checkpoint.name)
         if stored := probe_of(checkpoint.arrays[0]):
             now = outputs(*weights_of(checkpoint, *ts.evaluated())[0])
             fix = "add --override to continue with the model as it is now"

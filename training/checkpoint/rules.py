@@ -72,16 +72,16 @@ class Rule(NamedTuple):
 # --- reading rules
 
 
-def read_rules(value: str | PathLike | Sequence, key: str = "rules") -> list[Rule]:
+def read_rules(value: str | Path | Sequence, key: str = "rules") -> list[Rule]:
     """The Rules of an option: a list of them, the name of a ready rule file, or a path."""
-    if isinstance(value, list | tuple):
+    if not isinstance(value, str | PathLike):
         return [rule_of(rule, key) for rule in value]
     content, name = rule_file(value, key)
     rules = [rule_of(rule, name) for rule in content["rules"]]
     return expanded(rules, content.get("where", {}), name)
 
 
-def rule_file(value: str | PathLike, key: str = "rules") -> tuple[dict[str, Any], str]:
+def rule_file(value: str | Path, key: str = "rules") -> tuple[dict[str, Any], str]:
     """(the content of a rule file, given by its name or its path, what to call it in messages)."""
     path = FOLDER / f"{value}.json"
     if not re.fullmatch(r"\w+", str(value)) or not path.exists():
@@ -89,7 +89,7 @@ def rule_file(value: str | PathLike, key: str = "rules") -> tuple[dict[str, Any]
         if not path.exists():
             ready = f"there are {', '.join(ready_files())}, or give a path"
             raise UserError(f"{key}: no rule file {str(value)!r}; {ready}")
-    content, name = read_json(path), path if path.parent != FOLDER else f"rules {value}"
+    content, name = read_json(path), str(path) if path.parent != FOLDER else f"rules {value}"
     if not {"rules"} <= set(content) <= {"about", "model", "where", "rules"}:
         keys = "rules, and may have about, model and where"
         raise UserError(f"{name}: must have the key {keys}; it has {', '.join(content)}")
@@ -105,15 +105,15 @@ def ready_files() -> list[str]:
 
 def rule_of(value: Any, where: str) -> Rule:
     """A rule, checked."""
-    match value:
-        case [str(regex), [*targets], *form]:
-            pass
-        case [str(regex), target, *form]:
-            targets = [target]
-        case _:
-            targets = []
+    entries = list(value) if isinstance(value, list | tuple) else []
+    regex, target, *form = entries if len(entries) > 1 else [None, []]
+    targets = target if isinstance(target, list | tuple) else [target]
     text = f"{where}: {shown(value)}"
-    if not targets or not all(isinstance(target, str | None) for target in targets):
+    if (
+        not isinstance(regex, str)
+        or not targets
+        or not all(isinstance(target, str | None) for target in targets)
+    ):
         raise UserError(f"{where}: {SHAPE}; got {shown(value)}")
     if len(form) > 1 or not all(isinstance(part, str) for part in form):
         raise UserError(f"{text}: the form must be one text such as 'OI->IO'")
@@ -174,13 +174,13 @@ def chosen(
     for name in names:
         matches = [(rule, m) for rule in rules if (m := re.fullmatch(rule.regex, name))]
         options = [(rule, rule.names(match)) for rule, match in matches] or [(None, [name])]
-        fits = (o for o in options if o[1] == [None] or any(target in leaves for target in o[1]))
+        fits = (o for o in options if o[1] == [None] or any(t and t in leaves for t in o[1]))
         result[name] = next(fits, options[0])
     return result
 
 
 def converted(
-    path: str | PathLike,
+    path: str | Path,
     rules: Sequence[Rule],
     arrays: Mapping[str, HostArray],
     leaves: Mapping[str, Any],
@@ -189,10 +189,10 @@ def converted(
     file."""
     found, origin, copies = {}, {}, []
     for name, (rule, targets) in chosen(rules, arrays, leaves).items():
-        if targets == [None]:
-            if rule.form.startswith("copy of "):
-                match = re.fullmatch(rule.regex, name)
-                copies.append((name, match.expand(rule.stand_in[1]), rule))
+        if rule and targets == [None]:
+            copied = rule.stand_in if rule.form.startswith("copy of ") else None
+            if copied and (match := re.fullmatch(rule.regex, name)):
+                copies.append((name, match.expand(copied[1]), rule))
             continue
         array = arranged(path, name, arrays[name], rule)
         for target, part in split(array, targets, leaves).items():
@@ -207,11 +207,12 @@ def converted(
     return found, origin
 
 
-def arranged(path: str | PathLike, name: str, array: HostArray, rule: Rule | None) -> HostArray:
+def arranged(path: str | Path, name: str, array: HostArray, rule: Rule | None) -> HostArray:
     """An array with the axes of the leaf."""
     if rule is None or not rule.form:
         return array
     theirs, ours = rule.form.split("->")
+    array = np.asarray(array)
     if array.ndim != len(theirs) or any(
         n != 1 for n, axis in zip(array.shape, theirs, strict=True) if axis == "1"
     ):
@@ -235,15 +236,17 @@ def split(
 ) -> dict[str, HostArray]:
     """{name of a leaf: its part of the last axis}. The parts have the sizes of the leaves; parts
     that the model lacks share the rest equally."""
+    known = [target for target in targets if target]
     if len(targets) == 1:
-        return {targets[0]: array}
-    total = array.shape[-1] if array.ndim else 0
-    sizes = [leaves[t].shape[-1] if t in leaves and leaves[t].shape else None for t in targets]
+        return dict.fromkeys(known, array)
+    total = array.shape[-1] if array.shape else 0
+    shapes = [leaves[target].shape if target and target in leaves else () for target in targets]
+    sizes = [shape[-1] if shape else None for shape in shapes]
     left, open_ = total - sum(size or 0 for size in sizes), sizes.count(None)
     if left < 0 or left % max(open_, 1) or (left and not open_):
-        return dict.fromkeys(filter(None, targets), array)  # reported with its shape
+        return dict.fromkeys(known, array)  # reported with its shape
     ends = np.cumsum([left // open_ if size is None else size for size in sizes])
-    parts = np.split(array, ends[:-1], axis=-1)
+    parts = np.split(np.asarray(array), ends[:-1], axis=-1)
     return {target: part for target, part in zip(targets, parts, strict=True) if target}
 
 

@@ -12,8 +12,6 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import count
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,7 @@ TOKENIZER = "tokenizer.json"
 PACKAGES = ("jax", "jaxlib", "numpy", "safetensors", *([PACKAGE[:-1]] if PACKAGE else []))
 
 
-def new_folder(base: str | PathLike, title: str, run_name: str | None = None) -> Path:
+def new_folder(base: str | Path, title: str, run_name: str | None = None) -> Path:
     """saved/<title>/<run_name>, which must not exist; without a name saved/<title>/<date_time>, a
     new one even when two runs start in the same second."""
     stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
@@ -40,11 +38,13 @@ def new_folder(base: str | PathLike, title: str, run_name: str | None = None) ->
         parent.mkdir(parents=True, exist_ok=True)
         if run_name:
             return named_folder(parent / run_name)
-        for n in count(1):
-            folder = parent / (stamp if n == 1 else f"{stamp}_{n}")
+        n, folder = 1, parent / stamp
+        while True:
             with suppress(FileExistsError):
                 folder.mkdir()
                 return folder
+            n += 1
+            folder = parent / f"{stamp}_{n}"
     except OSError as error:
         raise RunError(
             f"{parent}: cannot be made: {error.strerror}; choose a folder with checkpoint.dir"

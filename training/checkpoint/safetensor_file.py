@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from os import PathLike
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import ml_dtypes
@@ -50,7 +50,7 @@ FROM_TORCH = (
 )
 
 
-def write(path: str | PathLike, arrays: Mapping[str, Any], record: Mapping[str, Any]) -> None:
+def write(path: str | Path, arrays: Mapping[str, Any], record: Mapping[str, Any]) -> None:
     """Write {name: array}, the record and the digest, all of it or nothing."""
     arrays = {name: np.asarray(leaf) for name, leaf in arrays.items()}
     # Widest types first, like the stock writer, so that each array is aligned to its element size.
@@ -70,9 +70,7 @@ def write(path: str | PathLike, arrays: Mapping[str, Any], record: Mapping[str, 
         file.write(digest.hexdigest().encode())
 
 
-def read(
-    path: str | PathLike, verified: bool = False
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def read(path: str | Path, verified: bool = False) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """({name: array}, record), checked against the digest, if there is one, unless `verified`."""
     with opened(path) as file:
         raw, forms, metadata = read_header(path, file)
@@ -84,7 +82,7 @@ def read(
         arrays = allocate(path, forms, os.fstat(file.fileno()).st_size - file.tell())
         for array in arrays.values():
             data = raw_bytes(array)
-            if file.readinto(data) != len(data):
+            if file.readinto(data) != len(data):  # pyright: ignore[reportAttributeAccessIssue]  # open() makes a file with it
                 raise not_valid(path, "it became shorter while it was being read")
             if signed and not verified:
                 digest.update(data)
@@ -93,18 +91,19 @@ def read(
     return arrays, parse_record(path, metadata)
 
 
-def read_record(path: str | PathLike) -> dict[str, Any]:
+def read_record(path: str | Path) -> dict[str, Any]:
     """The record alone; neither the arrays nor the digest are read."""
     with opened(path) as file:
         return parse_record(path, read_header(path, file)[2])
 
 
 def make_header(
-    path: str | PathLike, arrays: Mapping[str, np.ndarray], record: Mapping[str, Any]
+    path: str | Path, arrays: Mapping[str, np.ndarray], record: Mapping[str, Any]
 ) -> bytes:
     """The JSON header, with a blank digest at a position that is independent of the rest."""
     metadata = {"sha256": NO_DIGEST.decode(), "rawtree": json.dumps(record)}
-    header, end = {"__metadata__": metadata}, 0
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
     for name, array in arrays.items():
         if array.dtype.name not in CODES:
             raise UserError(
@@ -125,11 +124,11 @@ def make_header(
 
 def raw_bytes(array: np.ndarray) -> memoryview:
     """The memory of a contiguous array; as uint8, since Python buffers do not support bfloat16."""
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return array.reshape(-1).view(np.uint8).data
 
 
 @contextmanager
-def opened(path: str | PathLike) -> Iterator[BinaryIO]:
+def opened(path: str | Path) -> Iterator[BinaryIO]:
     """The file, opened for reading; any failure is an error that names it."""
     try:
         with open_file(path) as file:
@@ -140,14 +139,12 @@ def opened(path: str | PathLike) -> Iterator[BinaryIO]:
         raise Damaged(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def not_valid(path: str | PathLike, why: str | Exception) -> Damaged:
+def not_valid(path: str | Path, why: str | Exception) -> Damaged:
     """The error for a file that is not a safetensors file, or only a part of one."""
     return Damaged(f"{path}: is not a valid safetensors file: {cut(str(why), 200)}")
 
 
-def read_header(
-    path: str | PathLike, file: BinaryIO
-) -> tuple[bytes, dict[str, Form], dict[str, str]]:
+def read_header(path: str | Path, file: BinaryIO) -> tuple[bytes, dict[str, Form], dict[str, str]]:
     """(the bytes of the header, {name: (shape, type)} in the order of the file, metadata); leaves
     the file at its first array."""
     from safetensors import SafetensorError, safe_open
@@ -175,9 +172,9 @@ def read_header(
         raise not_valid(path, error) from error
 
 
-def allocate(path: str | PathLike, forms: dict[str, Form], size: int) -> dict[str, np.ndarray]:
+def allocate(path: str | Path, forms: dict[str, Form], size: int) -> dict[str, np.ndarray]:
     """{name: empty array}, which take this number of bytes together."""
-    check_memory(path, size)
+    check_memory(str(path), size)
     try:
         return {name: np.empty(*form) for name, form in forms.items()}
     except ValueError as error:  # more axes, or a longer one, than NumPy has
@@ -187,7 +184,7 @@ def allocate(path: str | PathLike, forms: dict[str, Form], size: int) -> dict[st
         raise UserError(f"{path}: there is not enough memory for its arrays ({needed})") from error
 
 
-def parse_record(path: str | PathLike, metadata: dict[str, str]) -> dict[str, Any]:
+def parse_record(path: str | Path, metadata: dict[str, str]) -> dict[str, Any]:
     """The record, which is JSON text in the metadata."""
     try:
         record = parse_json(metadata.get("rawtree", "{}"))

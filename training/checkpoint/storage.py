@@ -9,7 +9,6 @@ import importlib.util
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from os import PathLike
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -54,25 +53,23 @@ class Checkpoint(NamedTuple):
 # Files.
 
 
-def format_of(path: str | PathLike) -> ModuleType:
+def format_of(path: str | Path) -> ModuleType:
     """The module that reads and writes the format of this path."""
     return orbax_folder if Path(path).suffix == SUFFIXES["orbax"] else safetensor_file
 
 
-def save(path: str | PathLike, tree: PyTree, record: Mapping[str, Any]) -> None:
+def save(path: str | Path, tree: PyTree, record: Mapping[str, Any]) -> None:
     """Write a tree of arrays under the names of its leaves, and the record."""
     format_of(path).write(path, named_leaves(jax.tree.map(key_data, tree)), record)
 
 
-def load(
-    path: str | PathLike, verified: bool = False
-) -> tuple[dict[str, HostArray], dict[str, Any]]:
+def load(path: str | Path, verified: bool = False) -> tuple[dict[str, HostArray], dict[str, Any]]:
     """({name: array}, record) of a checkpoint, checked against its digest unless that was done
     (`verified`). The record of a safetensors file from another program is empty."""
     return format_of(path).read(path, verified)
 
 
-def load_one(path: str | PathLike) -> tuple[dict[str, HostArray], dict[str, Any]]:
+def load_one(path: str | Path) -> tuple[dict[str, HostArray], dict[str, Any]]:
     """({name: array}, record) of the first replica in a checkpoint, or of the one of this number:
     `checkpoint-epoch_3.params:1`. The record says which it is, as "replica"; that of another
     program's file is empty."""
@@ -87,7 +84,7 @@ def load_one(path: str | PathLike) -> tuple[dict[str, HostArray], dict[str, Any]
     return own or arrays, record | {"replica": number}
 
 
-def record_of(path: str | PathLike) -> Record | None:
+def record_of(path: str | Path) -> Record | None:
     """The record of a checkpoint, which is not verified; None if it cannot be used."""
     try:
         return check_record(path, format_of(path).read_record(path))
@@ -116,7 +113,7 @@ def check_format(name: str, processes: int | None = None) -> None:
 # Names.
 
 
-def files(folder: str | PathLike) -> dict[str, Path]:
+def files(folder: str | Path) -> dict[str, Path]:
     """{name: its file} of all checkpoints. A process that was killed after a change of format may
     have left one in both formats; then either file serves."""
     matches = [FILE.fullmatch(path.name) for path in sorted(Path(folder).glob("*checkpoint-*"))]
@@ -124,12 +121,12 @@ def files(folder: str | PathLike) -> dict[str, Path]:
     return {path.stem: path for path in paths}
 
 
-def file_of(folder: str | PathLike, name: str) -> Path:
+def file_of(folder: str | Path, name: str) -> Path:
     """The file of a checkpoint, or the path where it was if it is not there."""
     return files(folder).get(name, Path(folder) / name)
 
 
-def checkpoints(folder: str | PathLike) -> dict[str, Path]:
+def checkpoints(folder: str | Path) -> dict[str, Path]:
     """{name: its file} of the checkpoints, oldest first: in the order of their steps, where the end
     of an epoch comes last. One with an unreadable record counts as newest."""
 
@@ -140,13 +137,13 @@ def checkpoints(folder: str | PathLike) -> dict[str, Path]:
     return dict(sorted(files(folder).items(), key=age))
 
 
-def records(folder: str | PathLike) -> dict[str, Record]:
+def records(folder: str | Path) -> dict[str, Record]:
     """{name: record} of the checkpoints whose record can be read, oldest first; not verified."""
     record_by_name = {name: record_of(path) for name, path in checkpoints(folder).items()}
     return {name: record for name, record in record_by_name.items() if record}
 
 
-def remove_leftovers(folder: str | PathLike) -> None:
+def remove_leftovers(folder: str | Path) -> None:
     """Remove what a process left that was killed while writing."""
     folder = Path(folder)
     hidden = [*folder.glob(".*.tmp"), *folder.glob("*/.*.tmp")]
@@ -160,16 +157,14 @@ def remove_leftovers(folder: str | PathLike) -> None:
 # Reading a checkpoint of this run.
 
 
-def read(
-    folder: str | PathLike, name: str, whole: bool = False, verified: bool = False
-) -> Checkpoint:
+def read(folder: str | Path, name: str, whole: bool = False, verified: bool = False) -> Checkpoint:
     """Read a checkpoint; `whole` requires everything that resuming a run needs."""
     path = files(folder).get(name)
     if not path:
         present = ", ".join(checkpoints(folder)) or "none"
         raise Damaged(f"{folder}: has no {name}; it has {present}")
     arrays, record = load(path, verified)
-    check_record(path, record)
+    record = check_record(path, record)
     if whole and not record["whole"]:
         raise Damaged(
             f"{path}: holds only weights (checkpoint.save_optimizer_state was false), so a run "
@@ -180,7 +175,7 @@ def read(
     return Checkpoint(name, path, own, record)
 
 
-def newest(folder: str | PathLike) -> tuple[Checkpoint | None, list[Damaged]]:
+def newest(folder: str | Path) -> tuple[Checkpoint | None, list[Damaged]]:
     """(the newest valid checkpoint from which a run can resume, or None; errors of newer ones)"""
     errors = []
     for name in reversed(checkpoints(folder)):
@@ -191,7 +186,7 @@ def newest(folder: str | PathLike) -> tuple[Checkpoint | None, list[Damaged]]:
     return None, errors
 
 
-def for_all(folder: str | PathLike, find: Callable[[], Checkpoint | None]) -> Checkpoint | None:
+def for_all(folder: str | Path, find: Callable[[], Checkpoint | None]) -> Checkpoint | None:
     """The checkpoint of a folder that `find()` returns in process 0, or None; the other processes
     read the same one."""
     own = None
@@ -205,7 +200,7 @@ def for_all(folder: str | PathLike, find: Callable[[], Checkpoint | None]) -> Ch
     return own if name is None or is_first() else read(folder, name, verified=True)
 
 
-def evidence_of_lost(folder: str | PathLike) -> Iterator[str]:
+def evidence_of_lost(folder: str | Path) -> Iterator[str]:
     """Lines which show that a folder without a valid checkpoint had one. If there are none, the
     process was killed before it had written the first one."""
     for name, path in files(folder).items():
@@ -218,7 +213,7 @@ def evidence_of_lost(folder: str | PathLike) -> Iterator[str]:
 # Choosing one.
 
 
-def checkpoint_at(path: str | PathLike, best: bool = False) -> Path:
+def checkpoint_at(path: str | Path, best: bool = False) -> Path:
     """The checkpoint at a path; in a run's folder the newest one, or the best one."""
     path = local_path("path", path)
     if not path.is_dir() or path.name.startswith("checkpoint-"):  # Orbax writes folders
@@ -252,7 +247,7 @@ def checkpoint_at(path: str | PathLike, best: bool = False) -> Path:
     return present[name]
 
 
-def best_in(folder: str | PathLike) -> tuple[str | None, str]:
+def best_in(folder: str | Path) -> tuple[str | None, str]:
     """(the name of a run's best checkpoint, as its newest one records it, the metric with its
     value); (None, the metric) if there is none."""
     record = [{}, *records(folder).values()][-1]
@@ -262,7 +257,7 @@ def best_in(folder: str | PathLike) -> tuple[str | None, str]:
     return None, monitor
 
 
-def chosen_checkpoint(path: str | PathLike, best: bool = False) -> Path:
+def chosen_checkpoint(path: str | Path, best: bool = False) -> Path:
     """`checkpoint_at` for a command: a line on stderr says which checkpoint that is."""
     file = checkpoint_at(path, best)
     which = ""

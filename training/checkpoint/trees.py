@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -44,7 +44,7 @@ def weights_of(
     return trees
 
 
-def filled(path: str | PathLike, arrays: Mapping[str, HostArray], like: PyTree) -> Any:
+def filled(path: str | Path, arrays: Mapping[str, HostArray], like: PyTree) -> Any:
     """The tree `like` with a checkpoint's arrays, whose names, shapes and types must all agree. Its
     frozen weights stay, since no checkpoint holds them."""
     leaves = {n: leaf for n, leaf in named_leaves(like).items() if not n.startswith(FROZEN)}
@@ -122,7 +122,7 @@ def some(names: Iterable[str]) -> str:
 
 
 def is_key(leaf: Any) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def as_stored(leaf: Any) -> Any:
@@ -134,4 +134,6 @@ def typed(array: HostArray, leaf: Any) -> HostArray | jax.Array:
     """An array of a file, turned into a typed random key if the leaf is one."""
     if not is_key(leaf):
         return array
-    return jax.random.wrap_key_data(array, impl=jax.random.key_impl(jnp.empty((), leaf.dtype)))
+    return jax.random.wrap_key_data(
+        jnp.asarray(array), impl=jax.random.key_impl(jnp.empty((), leaf.dtype))
+    )

@@ -108,7 +108,7 @@ def watch(parts: Parts, named: str) -> int:
 def with_statistics_of(folder: Path, parts: Parts) -> Parts:
     """The parts with the statistics that a run computed from its training set."""
     path = folder / "config.json"
-    return with_recorded(parts, read_json(path), path) if parts.unfitted else parts
+    return with_recorded(parts, read_json(path), str(path)) if parts.unfitted else parts
 
 
 class Best:
@@ -213,6 +213,7 @@ class CheckpointEvaluation:
             raise UserError(f"{name}: replicas: it holds {count}, the config says {replicas}")
         params, state = self.trainer.weight_specs
         config, record = self.parts.config, checkpoint.record
+        assert config is not None
         state = with_base(self.parts.model, params, state, config, record, name)
         trees = weights_of(checkpoint, params, state)
         for number, (arrays, tree) in enumerate(zip(checkpoint.arrays, trees, strict=True)):
@@ -221,11 +222,12 @@ class CheckpointEvaluation:
                 check_meaning(checkpoint.path, probe_of(arrays), self.probe(*tree, number), fix)
         weights = [self.trainer.put_weights(tree) for tree in trees]
         metrics = {}
+        epoch, step = record["epoch"], record["step"]
         for each in self.sets:
-            when = {"epoch": record["epoch"], "step": record["step"]}
-            sums = self.trainer.evaluate(each, weights=weights, **when)
+            sums = self.trainer.evaluate(each, weights=weights, epoch=epoch, step=step)
+            assert sums is not None  # nothing stops it early
             metrics |= self.reader.values(each, sums)
-        where = {"checkpoint": name, "epoch": record["epoch"], "step": record["step"]}
+        where = {"checkpoint": name, "epoch": epoch, "step": step}
         return where | {"metrics": json_safe(metrics)}
 
     def close(self) -> None:

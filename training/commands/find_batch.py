@@ -52,17 +52,17 @@ def find_batch(parts: Parts) -> int:
 
     # Each microbatch is cut into parts for the devices.
     unit = recipe.plan.parts_of_batch * recipe.training.accumulate
-    most = length(sets["train"]) if length(sets["train"]) is not None else MOST
-    most = max(unit, most // unit * unit)
+    examples = length(sets["train"])
+    most = max(unit, (MOST if examples is None else examples) // unit * unit)
     all_tried = search(attempt, recipe.loader.batch_size, unit, most)
-    fitting = sorted(one for one in all_tried if one.speed is not None)
-    if not fitting:
+    speeds = {one.size: one.speed for one in all_tried if one.speed is not None}
+    if not speeds:
         raise RunError("--find-batch: no batch fits; take a smaller model, or training.precision")
-    largest, best = fitting[-1], max(one.speed for one in fitting)
-    enough = next(one for one in fitting if one.speed >= NEARLY * best)
-    why = " (the whole training set)" if largest.size == most else ""
-    print(f"The largest that fits: {largest.size}{why}")
-    print(f"Suggestion: loader.batch_size={enough.size}; larger ones are hardly faster")
+    largest, best = max(speeds), max(speeds.values())
+    enough = min(size for size, speed in speeds.items() if speed >= NEARLY * best)
+    why = " (the whole training set)" if largest == most else ""
+    print(f"The largest that fits: {largest}{why}")
+    print(f"Suggestion: loader.batch_size={enough}; larger ones are hardly faster")
     print("Another batch size needs another learning rate, which --find-lr suggests")
     return DONE
 

@@ -31,17 +31,16 @@ EXPLODED = 3.0  # times the first loss, above the lowest
 
 
 class RangeTest(NamedTuple):
-    """The result of a range test, as factors of the rates in the config; None if the loss never
-    falls."""
+    """The result of a range test, as factors of the rates in the config."""
 
-    steepest: float | None  # where the loss falls fastest
-    lowest: float | None
+    steepest: float  # where the loss falls fastest
+    lowest: float
     at_edge: bool  # whether the loss still falls at the end of the range
 
     @property
-    def suggested(self) -> float | None:
+    def suggested(self) -> float:
         """Where the loss falls fastest, but at most a tenth of where it is lowest."""
-        return self.steepest and min(self.steepest, self.lowest / 10)
+        return min(self.steepest, self.lowest / 10)
 
 
 @silenced()
@@ -50,6 +49,7 @@ def find_lr(parts: Parts, steps: int) -> int:
     if steps < FEWEST:
         raise UserError(f"--find-lr: takes at least {FEWEST} steps, got {steps}")
     recipe, sets = ready(parts)
+    assert parts.config is not None and parts.title is not None
     check_rate(recipe.optimizer, "--find-lr", "test the optimizer inside of it alone")
     rates = learning_rates(parts.config["optimizer"], "optimizer")
     rates |= learning_rates(parts.config["update"], "update")
@@ -78,8 +78,7 @@ def find_lr(parts: Parts, steps: int) -> int:
     target = Path(parts.checkpoint.dir) / parts.title / "find-lr.html"
     target.parent.mkdir(parents=True, exist_ok=True)
     tried = first * factors
-    at = result.suggested and int(np.argmin(abs(np.log(factors / result.suggested))))
-    best = result.suggested and float(tried[at])
+    best = result and float(tried[np.argmin(abs(np.log(factors / result.suggested)))])
     text = page(parts.title, lines, name, tried, losses, curve, best)
     atomic_write(target, text.encode())
     print(f"The curve is drawn in {target}")
@@ -120,7 +119,7 @@ def losses_by_rate(
     lowest = first = epoch = 0
     for i, factor in enumerate(factors):
         trainer.scale_rate(factor)
-        taken, calls = trainer.train(1) if epoch else (0, None)
+        taken, calls = trainer.train(1) if epoch else (0, [])
         if not taken:  # the first epoch, or one that has ended
             epoch += 1
             trainer.begin(epoch)
@@ -149,22 +148,22 @@ def smoothed(losses: Float[np.ndarray, " steps"], steps: int) -> Float[np.ndarra
 
 def suggestion(
     factors: Float[np.ndarray, " steps"], curve: Float[np.ndarray, " steps"]
-) -> RangeTest:
-    """The RangeTest from a smoothed curve."""
+) -> RangeTest | None:
+    """The RangeTest from a smoothed curve; None if the loss never falls."""
     low = int(np.argmin(curve))
     spread = float(np.ptp(curve[: low + 1]))
     if low < 2 or spread < 0.02 * abs(curve[0]):
-        return RangeTest(None, None, False)
+        return None
     slopes = np.gradient(curve[: low + 1])
     steepest = factors[int(np.argmin(slopes))]
     return RangeTest(steepest, factors[low], low == len(curve) - 1)
 
 
 def lines_of_result(
-    result: RangeTest, rates: dict[str, float], name: str, first: float
+    result: RangeTest | None, rates: dict[str, float], name: str, first: float
 ) -> Iterator[str]:
     """Lines with the result, and the overrides that set all learning rates by it."""
-    if result.steepest is None:
+    if result is None:
         yield "The loss never falls: no learning rate can be suggested"
         return
     steepest, lowest = short(first * result.steepest), short(first * result.lowest)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from data_loader.loader import batch_of_copies
-from training.base import Parts, StepResult, TrainState
+from training.base import Parts, Phase, StepResult, TrainState
 from training.checkpoint.pretrained import is_merged, pretrained_from
 from training.checkpoint.storage import check_format
 from training.contracts import check_metrics, explained
@@ -103,17 +103,21 @@ def check_classes(parts: Parts, recipe: Recipe, template: TrainState) -> None:
     classes, tokens = (getattr(parts.data, n, None) for n in ("num_classes", "vocab_size"))
     count, is_text = (tokens, True) if classes is None else (classes, False)
     made = partial(outputs, recipe.model, recipe.preprocess)
-    shape = getattr(jax.eval_shape(made, template.params, template.state, x), "shape", ())
-    labels = labels["target"] if isinstance(labels, dict) and "target" in labels else labels
-    of_labels = shape[:-1] == getattr(labels, "shape", None) and len(shape) > 1 + is_text
-    if count and of_labels and jnp.issubdtype(labels.dtype, jnp.integer) and shape[-1] < count:
+    output: Any = jax.eval_shape(made, template.params, template.state, x)
+    shape = getattr(output, "shape", ())
+    if isinstance(labels, dict) and "target" in labels:
+        labels = labels["target"]
+    if not count or not isinstance(labels, jax.ShapeDtypeStruct) or len(shape) <= 1 + is_text:
+        return
+    size = output.shape[-1]
+    if size < count and shape[:-1] == labels.shape and jnp.issubdtype(labels.dtype, jnp.integer):
         what = "tokens: raise vocab_size" if is_text else "classes: raise num_classes"
-        raise UserError(f"model: has {shape[-1]} outputs for {count} {what}, or leave it out")
+        raise UserError(f"model: has {size} outputs for {count} {what}, or leave it out")
 
 
 def check_phases(metric_plan: MetricPlan, sets: Iterable[str]) -> None:
     """Refuse a metric for a phase that no set of this run has."""
-    phases = {phase_of(name) for name in sets}
+    phases: set[Phase] = {phase_of(name) for name in sets}
     for label, rule in metric_plan.rules.items():
         measured = any(covers(rule.phase, phase) for phase in phases)
         if label not in metric_plan.hidden and not measured:

@@ -49,6 +49,7 @@ logger = logging.getLogger("main")
 
 def checked_recipe(parts: Parts, resumed: bool = False) -> tuple[Recipe, TrainState]:
     """(the Recipe of a config's parts, its TrainState as specs), after checking that they fit."""
+    assert parts.config is not None
     try:
         check_arguments(parts.config)
         recipe = compose(parts, Plan.on_paper(parts.mesh, parts.sharding))
@@ -103,8 +104,8 @@ def train(
             recipe, template = checked_recipe(parts, resumed=not is_new)
         recipe.plan.on_devices()
         options = parts.training
-        end = opened and from_first(lambda: nothing_left(opened, options, override))
-        if end:
+        found = opened
+        if found and (end := from_first(lambda: nothing_left(found, options, override))):
             if is_first():
                 print(end)
             return DONE
@@ -129,6 +130,7 @@ def train(
             """All is checked: describe the run in its folder, and log its first lines."""
             with together():
                 if is_first():
+                    assert parts.own_files is not None
                     described = record, sets, root, parts.own_files()
                     if is_new:
                         run_folder.describe(opened.folder, *described)
@@ -167,6 +169,7 @@ def open_named(parts: Parts, named: str | None) -> tuple[OpenedRun | None, str |
 
     def open_here() -> OpenedRun | None:
         nonlocal why_new
+        assert parts.title is not None
         if named == "auto":
             opened, why_new = unfinished(parts.checkpoint.dir, parts.title, parts.run_name)
             return opened
@@ -178,8 +181,10 @@ def open_named(parts: Parts, named: str | None) -> tuple[OpenedRun | None, str |
 def new_run(parts: Parts, root: Path, why_new: str | None) -> OpenedRun:
     """A new OpenedRun, to which log lines are written; `why_new` says why there was no run to
     resume."""
+    assert parts.title is not None
     new_folder = partial(run_folder.new_folder, parts.checkpoint.dir, parts.title, parts.run_name)
     opened = open_by_first(lambda: open_run(new_folder()))
+    assert opened is not None
     if is_first():
         set_up_logging(root, opened.folder / "train.log")
     if why_new:
@@ -200,7 +205,7 @@ def begin_again(
     `former` one, from which a new run may branch."""
     lost = cut_logs(opened)
     set_up_logging(root, opened.folder / "train.log")
-    if opened.branches:
+    if opened.branches and opened.checkpoint:
         logger.info("A new run begins from %s", opened.checkpoint.path)
     for message in [*opened.skipped, *run_folder.changes_of_environment(former, root)]:
         logger.warning(message)
@@ -220,17 +225,29 @@ def with_data(
     opened: OpenedRun, parts: Parts, recipe: Recipe
 ) -> tuple[Parts, dict[str, Any], dict[str, Any]]:
     """(the parts, with the statistics of the training set that preprocessing needs; the data; the
-    record). A resumed run keeps its statistics."""
-    name = parts.config["data"]["name"]
-    with together(), shown_if_slow(f"Reading the data: {name}", early=True):
+    record for the checkpoints), after checking that all processes have the same data and see the
+    run's folder. A resumed run keeps its statistics."""
+    assert parts.config is not None
+    with (
+        together(),
+        shown_if_slow(f"Reading the data: {parts.config['data']['name']}", early=True),
+    ):
         sets = loaded(parts.data, parts.loader)
     if parts.unfitted:
         checkpoint = opened.checkpoint
-        statistics = checkpoint and recorded_statistics(parts, checkpoint.record["config"])
-        if len(statistics or ()) < len(parts.unfitted):
+        statistics = recorded_statistics(parts, checkpoint.record["config"]) if checkpoint else []
+        if len(statistics) < len(parts.unfitted):
             statistics = from_first(lambda: computed_statistics(parts, sets))
         parts = with_statistics(parts, statistics)
-    return parts, sets, record_of(opened, parts, sets, recipe)
+    assert parts.config is not None
+    with together(), shown_if_slow("Computing the fingerprint of the data", early=True):
+        named = class_names(parts.data), tokenizer_json(parts.data)
+        others = recipe.objective.fingerprints
+        record = run_folder.record(parts.config, parts.facts, sets, others, *named)
+    prints = record["data"].items()
+    check_alike({f"data: the fingerprint of the {name} set": value for name, value in prints})
+    processes.check_visible(opened.folder)
+    return parts, sets, record
 
 
 def computed_statistics(parts: Parts, sets: dict[str, Any]) -> list:
@@ -242,22 +259,8 @@ def computed_statistics(parts: Parts, sets: dict[str, Any]) -> list:
         for i, fn in enumerate(parts.preprocess)
     ]
     done = fitted(unknown, train_set, parts.loader, parts.training.limit_batches)
-    return [[i, {k: done[i].keywords[k] for k in names}] for i, names in parts.unfitted.items()]
-
-
-def record_of(
-    opened: OpenedRun, parts: Parts, sets: dict[str, Any], recipe: Recipe
-) -> dict[str, Any]:
-    """The record for a run's checkpoints, after checking that all processes have the same data and
-    see the run's folder."""
-    with together(), shown_if_slow("Computing the fingerprint of the data", early=True):
-        named = class_names(parts.data), tokenizer_json(parts.data)
-        others = recipe.objective.fingerprints
-        record = run_folder.record(parts.config, parts.facts, sets, others, *named)
-    prints = record["data"].items()
-    check_alike({f"data: the fingerprint of the {name} set": value for name, value in prints})
-    processes.check_visible(opened.folder)
-    return record
+    values = [getattr(function, "keywords", {}) for function in done]
+    return [[i, {k: values[i][k] for k in names}] for i, names in parts.unfitted.items()]
 
 
 def announce(parts: Parts, sets: dict[str, Any], opened: OpenedRun, template: TrainState) -> None:

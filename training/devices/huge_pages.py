@@ -38,7 +38,7 @@ def is_plain_script() -> bool:
 def are_available() -> bool:
     """Whether glibc supports the variable (2.35 or newer) and the kernel offers huge pages."""
     try:
-        version = os.confstr("CS_GNU_LIBC_VERSION").removeprefix("glibc ").split(".")
+        version = (os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc ").split(".")
         with open(SETTING, encoding="utf-8") as file:
             return [int(part) for part in version] >= [2, 35] and "[never]" not in file.read()
     except (AttributeError, ValueError, OSError):  # another system or another C library

@@ -39,14 +39,19 @@ def join(distributed: dict | None = None) -> None:
         return
     coordinator = options.coordinator
     numbers = {"num_processes": options.num_processes, "process_id": options.process_id}
-    arguments = {} if coordinator == "auto" else {"coordinator_address": coordinator, **numbers}
-    if coordinator is None:
+    arguments: dict[str, Any] | None = {"coordinator_address": coordinator, **numbers}
+    if coordinator == "auto":
+        arguments = {}
+    elif coordinator is None:
         arguments = from_environment()
     if arguments is None or coordinator == "none":
         return
     # With these, all processes end soon after one is lost; with jax_enable_recoverability the
     # others would wait for it forever.
-    extra = {"heartbeat_timeout_seconds": HEARTBEAT, "shutdown_timeout_seconds": 3 * HEARTBEAT}
+    extra: dict[str, Any] = {
+        "heartbeat_timeout_seconds": HEARTBEAT,
+        "shutdown_timeout_seconds": 3 * HEARTBEAT,
+    }
     address = arguments.get("coordinator_address")
     # Under SLURM, detection stays on, since it also gives JAX the device of this process.
     if address and "SLURM_LOCALID" not in os.environ:
@@ -130,13 +135,18 @@ def from_environment() -> dict[str, Any] | None:
 
 def from_open_mpi_5(environment: Mapping[str, str]) -> dict[str, Any] | None:
     """`from_environment` for Open MPI 5, which JAX does not detect: process 0's host is unknown."""
-    names = ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
-    size, rank, local_rank = map(environment.get, names)
-    if size == "1" or None in (rank, local_rank):
+    if environment["OMPI_COMM_WORLD_SIZE"] == "1":
+        return None
+    names = {
+        "num_processes": "OMPI_COMM_WORLD_SIZE",
+        "process_id": "OMPI_COMM_WORLD_RANK",
+        "local_device_ids": "OMPI_COMM_WORLD_LOCAL_RANK",
+    }
+    if not environment.keys() >= {*names.values()}:
         return None
     address = environment.get("JAX_COORDINATOR_ADDRESS")
     if address is None:
         fix = "add `-x JAX_COORDINATOR_ADDRESS=HOST:PORT` to mpirun"
         raise UserError(f"Open MPI 5 does not say where process 0 is: {fix}")
-    numbers = {"num_processes": int(size), "process_id": int(rank)}
-    return {"coordinator_address": address, **numbers, "local_device_ids": int(local_rank)}
+    numbers = {key: int(environment[name]) for key, name in names.items()}
+    return {"coordinator_address": address, **numbers}

@@ -8,14 +8,13 @@ others can only wait for it.
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from subprocess import Popen
+from subprocess import PIPE, Popen, TimeoutExpired
 from types import FrameType
 from typing import TextIO
 
@@ -35,9 +34,8 @@ def launch(count: int) -> int:
     environment |= {"JAX_NUM_PROCESSES": str(count), "PYTHONUNBUFFERED": "1"}
     own = [{"JAX_PROCESS_ID": str(i)} | share_of_gpus(i, count) for i in range(count)]
     processes = [start(environment | variables) for variables in own]
-    first_with = {}  # {error line: the process that printed it first}; all print most errors
-    streams = [(i, p.stdout, sys.stdout, None) for i, p in enumerate(processes)]
-    streams += [(i, p.stderr, sys.stderr, first_with) for i, p in enumerate(processes)]
+    streams = [(i, p.stdout, sys.stdout) for i, p in enumerate(processes)]
+    streams += [(i, p.stderr, sys.stderr) for i, p in enumerate(processes)]
     forwarders = [threading.Thread(target=forward, args=stream) for stream in streams]
     for forwarder in forwarders:
         forwarder.start()
@@ -55,9 +53,16 @@ def launch(count: int) -> int:
 def start(environment: dict[str, str]) -> Popen[str]:
     """Start one process in its own session, so that Ctrl-C reaches it only through the launcher."""
     command = [sys.executable, *sys.orig_argv[1:]]
-    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE) | {"encoding": "utf-8"}
-    session = {"start_new_session": True, "preexec_fn": end_with_parent}
-    return subprocess.Popen(command, env=environment, errors="replace", **pipes, **session)
+    return Popen(
+        command,
+        env=environment,
+        stdout=PIPE,
+        stderr=PIPE,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
+        preexec_fn=end_with_parent,
+    )
 
 
 def end_with_parent() -> None:
@@ -91,12 +96,10 @@ def share_of_gpus(
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[number * each : (number + 1) * each])}
 
 
-def forward(number: int, stream: TextIO, out: TextIO, first_with: dict[str, int] | None) -> None:
-    """Print the lines of process `number` with its number in front. With `first_with`, {line: the
-    process that printed it first}, other processes do not repeat it."""
+def forward(number: int, stream: TextIO, out: TextIO) -> None:
+    """Print the lines of process `number` with its number in front."""
     for line in stream:
-        repeated = first_with is not None and first_with.setdefault(line, number) != number
-        if repeated or line.startswith("[Gloo] Rank"):  # C++ logs every connection
+        if line.startswith("[Gloo] Rank"):  # C++ logs every connection
             continue
         # The launcher's output may be closed; its processes must still be able to write.
         with suppress(OSError):
@@ -133,7 +136,7 @@ def wait_for(processes: Sequence[Popen], interrupts: Interrupts) -> int:
         return max(process.returncode for process in processes)
     deadline = time.monotonic() + GRACE
     for process in processes:
-        with suppress(subprocess.TimeoutExpired):
+        with suppress(TimeoutExpired):
             process.wait(max(0, deadline - time.monotonic()))
     # JAX aborts a process that has lost another one, whose end is the cause.
     first = min(failed, key=lambda process: process.returncode == -signal.SIGABRT)

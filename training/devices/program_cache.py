@@ -33,7 +33,8 @@ logger = logging.getLogger("main")
 
 def keep_programs() -> None:
     """Let JAX load and store compiled programs in the user's cache folder, if that can be used."""
-    if jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache:
+    options = jax.config.values
+    if options["jax_compilation_cache_dir"] or not options["jax_enable_compilation_cache"]:
         return
     try:
         folder = user_cache() / "programs" / kind_of_machine()
@@ -60,7 +61,7 @@ def kind_of_machine() -> str:
     threads = [os.environ.get(name, "") for name in ("NPROC", "PJRT_NPROC")]
     facts = [jax.default_backend(), platform.machine(), sys.platform]
     text = "\n".join([*facts, *processor(), str(cores), *threads])
-    return f"jaxlib-{jaxlib.__version__}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    return f"jaxlib-{jaxlib.version.__version__}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def processor() -> list[str]:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Int, PyTree
@@ -26,6 +27,8 @@ from utils import UserError, did_you_mean, is_stacked, map_named, match_rules, n
 
 AXES = ("data", "fsdp", "tensor")  # of the mesh
 Cut = tuple[str | None, ...]  # for each axis of a leaf, the axis of the mesh that shards it
+Devices = Sequence[Any]  # of jax.Device, which a type checker does not know
+ALL_DEVICES = MeshOptions()
 BATCH = ("data", "fsdp")  # the axes of the mesh that a batch is sharded over
 SMALL = 2**10  # numbers: `fsdp` leaves such leaves whole, since each sharded one costs an exchange
 
@@ -55,7 +58,9 @@ class Plan(NamedTuple):
             check_sharding(rules)
         except ValueError as error:
             raise UserError(str(error)) from error
-        return cls(mesh_on_paper(options), rules)
+        shape = mesh_shape(options, jax.device_count())
+        fits = misfit(shape, jax.devices()) is None
+        return cls(make_mesh(options) if fits else AbstractMesh(shape, AXES), rules)
 
     def fits(self) -> bool:
         """Whether this machine has the devices of the mesh."""
@@ -64,8 +69,7 @@ class Plan(NamedTuple):
     def on_devices(self) -> "Plan":
         """This Plan, or an error if this machine does not have its devices."""
         if not self.fits():
-            shape = tuple(self.mesh.shape.values())
-            raise UserError(misfit(shape, jax.devices()))
+            raise UserError(misfit(tuple(self.mesh.shape.values()), jax.devices()))
         return self
 
     @property
@@ -94,7 +98,7 @@ class Plan(NamedTuple):
     def put(self, tree: PyTree, shardings: PyTree[Sharding] | None = None) -> PyTree:
         """A tree of host arrays on the devices; whole on each of them unless `shardings`, one or a
         tree of them, are given. Each process has all the values."""
-        check_integers(tree, bits=64 if jax.config.jax_enable_x64 else 32)
+        check_integers(tree, bits=64 if jax.config.values["jax_enable_x64"] else 32)
         shardings = self.whole if shardings is None else shardings
         if jax.process_count() == 1:
             return jax.device_put(tree, shardings)
@@ -105,11 +109,11 @@ class Plan(NamedTuple):
     def rows(self, size: int) -> Int[np.ndarray, " rows"]:
         """Which rows of a batch of `size` this process reads: those that its devices hold."""
         shards = self.batch().addressable_devices_indices_map((size,)).values()
-        return np.unique(np.concatenate([np.arange(size)[index] for (index,) in shards]))
+        return np.unique(np.concatenate([np.arange(size)[index] for index in shards]))
 
     def put_batch(self, tree: PyTree, size: int) -> PyTree:
         """A batch of `size` rows on the devices; `tree` holds the rows that this process reads."""
-        check_integers(tree, bits=64 if jax.config.jax_enable_x64 else 32)
+        check_integers(tree, bits=64 if jax.config.values["jax_enable_x64"] else 32)
         axis = int(self.stacked)
         sharding = self.batch(axis)
         if jax.process_count() == 1:
@@ -124,7 +128,7 @@ class Plan(NamedTuple):
 
             leaf = leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False)
             shape = (*leaf.shape[:axis], size, *leaf.shape[axis + 1 :])
-            return jax.make_array_from_callback(shape, sharding, part)
+            return jax.make_array_from_callback(shape, sharding, part)  # pyright: ignore[reportArgumentType]  # the index is never None
 
         return jax.tree.map(put_part, tree)
 
@@ -176,14 +180,18 @@ def owner_of(name: str, shape: tuple[int, ...], shapes: dict[str, tuple[int, ...
 def cuts_by(rules: ShardingRules, leaves: dict[str, Any], sizes: dict[str, int]) -> dict[str, Cut]:
     """{name: its cut} by rules, or a preset's name, or both: a preset at the end of the list
     applies to all leaves that no rule matches."""
-    rules = default_preset(sizes) if rules is None else rules
-    rules = [rules] if isinstance(rules, str) else list(rules)
-    preset = PRESETS[rules.pop() if rules and isinstance(rules[-1], str) else "data_parallel"]
+    if rules is None:
+        rules = "tensor" if sizes["tensor"] > 1 else "fsdp" if sizes["fsdp"] > 1 else ()
+    listed = (rules,) if isinstance(rules, str) else rules
+    named = [rule for rule in listed if isinstance(rule, str)]  # one preset at most
+    preset = PRESETS[named[0] if named else "data_parallel"]
+    pairs = [(rule[0], tuple(rule[1])) for rule in listed if not isinstance(rule, str)]
     try:
-        cuts = match_rules([(regex, tuple(cut)) for regex, cut in rules], leaves)
+        matched = match_rules(pairs, leaves)
     except UserError as error:
         raise UserError(f"sharding: {error}") from error
-    for name, cut in cuts.items():
+    cuts = {}
+    for name, cut in matched.items():
         blocks = is_stacked(name)  # the axis of the blocks stays whole; rules are for one block
         shape = leaves[name].shape[blocks:]
         if cut is None:
@@ -192,11 +200,6 @@ def cuts_by(rules: ShardingRules, leaves: dict[str, Any], sizes: dict[str, int])
             check_cut(name, shape, cut, sizes)
         cuts[name] = (*(None,) * blocks, *cut) if cut else ()
     return cuts
-
-
-def default_preset(sizes: dict[str, int]) -> str:
-    """The preset for a mesh of these sizes."""
-    return "tensor" if sizes["tensor"] > 1 else "fsdp" if sizes["fsdp"] > 1 else "data_parallel"
 
 
 def check_cut(name: str, shape: tuple[int, ...], cut: Cut, sizes: dict[str, int]) -> None:
@@ -235,17 +238,18 @@ def fsdp(
     name: str, shape: tuple[int, ...], sizes: dict[str, int], cut: Sequence[str | None] = ()
 ) -> Cut:
     """Shard the largest axis that divides, and is not sharded yet, over `fsdp`."""
-    cut = [*cut, *[None] * (len(shape) - len(cut))]
-    free = [i for i, size in enumerate(shape) if cut[i] is None and size % sizes["fsdp"] == 0]
+    axes = [*cut, *[None] * (len(shape) - len(cut))]
+    free = [i for i, size in enumerate(shape) if axes[i] is None and size % sizes["fsdp"] == 0]
     if math.prod(shape) > SMALL and free and sizes["fsdp"] > 1:
-        cut[max(free, key=lambda i: shape[i])] = "fsdp"
-    return tuple(cut)
+        axes[max(free, key=lambda i: shape[i])] = "fsdp"
+    return tuple(axes)
 
 
 def tensor(name: str, shape: tuple[int, ...], sizes: dict[str, int]) -> Cut:
     """Shard the products of attention and of perceptrons over `tensor`, then as `fsdp` does."""
     axis = next((axis for regex, axis in PRODUCTS if re.fullmatch(regex, name)), None)
-    cut, size = [None] * len(shape), sizes["tensor"]
+    cut: list[str | None] = [None] * len(shape)
+    size = sizes["tensor"]
     if axis is not None and len(shape) >= -axis and size > 1 and shape[axis] % size == 0:
         cut[axis] = "tensor"
     return fsdp(name, shape, sizes, cut)
@@ -262,9 +266,7 @@ def shard_bytes(leaf: Any, sharding: Sharding) -> int:
 # The mesh: all devices as `data` x `fsdp` x `tensor`. One device is a mesh of one.
 
 
-def make_mesh(
-    options: MeshOptions = MeshOptions(), devices: Sequence[jax.Device] | None = None
-) -> Mesh:
+def make_mesh(options: MeshOptions = ALL_DEVICES, devices: Devices | None = None) -> Mesh:
     """The mesh over all devices, or the given ones. Devices of one host are neighbours along the
     last axes, which exchange the most data."""
     devices = jax.devices() if devices is None else devices
@@ -275,13 +277,7 @@ def make_mesh(
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
 
 
-def mesh_on_paper(options: MeshOptions) -> Mesh | AbstractMesh:
-    """The mesh; one that does not fit this machine has no devices."""
-    shape = mesh_shape(options, jax.device_count())
-    return AbstractMesh(shape, AXES) if misfit(shape, jax.devices()) else make_mesh(options)
-
-
-def misfit(shape: Sequence[int], devices: Sequence[jax.Device]) -> str | None:
+def misfit(shape: Sequence[int], devices: Devices) -> str | None:
     """Why a mesh of this shape does not fit these devices, or None."""
     size, processes = math.prod(shape), jax.process_count()
     if size == len(devices) or (size < len(devices) and processes == 1):
@@ -329,7 +325,7 @@ def put_leaf(leaf: Any, sharding: Sharding) -> jax.Array:
         return leaf.placed(sharding)
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         return jax.device_put(leaf, sharding)
-    if hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         data = put_leaf(jax.random.key_data(leaf), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
     # device_put would compare the values of all hosts: 0.6 s for 47 MB.

@@ -5,21 +5,22 @@ import os
 import shutil
 import signal
 import threading
-from os import PathLike
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-from utils import STOPPED
+from utils import STOPPED, WINDOWS
 
 logger = logging.getLogger("main")
 
 
-def handled() -> tuple[signal.Signals, ...]:
+def handled() -> list[signal.Signals]:
     """The signals that end a run. SIGHUP says that the terminal was closed; it is left alone if it
     was ignored when the program started, as by nohup."""
-    hangup = getattr(signal, "SIGHUP", None)  # None on Windows
-    ignored = hangup is None or signal.getsignal(hangup) == signal.SIG_IGN
-    return signal.SIGTERM, signal.SIGINT, *([] if ignored else [hangup])
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if not WINDOWS and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    return numbers
 
 
 class Signals:
@@ -32,7 +33,9 @@ class Signals:
         # Imported here, since it imports JAX, which the command line does not need yet.
         from training.processes import Stopping, several
 
-        self.name, self.before, self.has_trained = None, {}, False
+        self.name: str | None = None  # of the signal that was received
+        self.before: dict[int, Any] = {}  # the former handlers
+        self.has_trained = False
         self.sync_point = Stopping() if several() else None
 
     def handle(self) -> None:
@@ -40,16 +43,16 @@ class Signals:
         if self.sync_point or threading.current_thread() is not threading.main_thread():
             return  # only the main thread may handle signals
 
-        def note(number: int, _frame: FrameType | None) -> None:
+        def note(number: int, frame: FrameType | None) -> None:
             earlier = self.before[number]
             if self.name or (callable(earlier) and not self.has_trained):
                 handle = earlier if callable(earlier) else signal.default_int_handler
-                return handle(number, _frame)
+                handle(number, frame)
+                return
             self.name = signal.Signals(number).name
             logger.info(
                 "%s: stopping after the steps in progress; a second one stops at once", self.name
             )
-            return None
 
         self.before = {number: signal.signal(number, note) for number in handled()}
 
@@ -85,7 +88,7 @@ def leave_to_jax() -> None:
 
 
 def end_at_signals(
-    folder: Path | None = None, temporary: str | PathLike | None = None, new: bool = True
+    folder: Path | None = None, temporary: str | Path | None = None, new: bool = True
 ) -> None:
     """Let signals end the process at once, until the loop handles them, and again at a second
     signal. An exception would be lost in a callback of JAX's, or interrupt a compilation. A killed
