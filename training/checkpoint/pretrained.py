@@ -142,9 +142,9 @@ def check_arguments(config: dict[str, Any]) -> None:
         return
     given, lines = model.get("args", {}), []
     for key, value in needed.get("args", {}).items():
-        found = list(given[key]) if isinstance(given.get(key), tuple) else given.get(key)
-        if key in given and found != value:
-            values = f"{json.dumps(value)}, got {json.dumps(found)}"
+        own = list(given[key]) if isinstance(given.get(key), tuple) else given.get(key)
+        if key in given and own != value:
+            values = f"{json.dumps(value)}, got {json.dumps(own)}"
             lines.append(f"model.args.{key}: the weights of {name} need {values}")
     if lines:
         raise UserError("\n".join(lines))
@@ -221,8 +221,8 @@ class Pretrained:
             if rule is None:
                 return name
             changed = rule.form or rule.targets[1:]
-            how = f" {self.arrays[source].shape}, by {rule.text}" if changed else ""
-            return f"{name} (in the file: {source}{how})"
+            change = f" {self.arrays[source].shape}, by {rule.text}" if changed else ""
+            return f"{name} (in the file: {source}{change})"
 
         lines = trees.differences(stored, wanted, castable, called=called)
         if any(line.startswith(("missing", "unexpected", "it has none")) for line in lines):
@@ -289,11 +289,11 @@ def load_weights(path: Path) -> tuple[dict[str, HostArray], dict[str, Any]]:
         raise UserError(
             f"{path}: must have a weight_map of {{name: a safetensors file in the same folder}}"
         )
-    found = {file: storage.load(path.with_name(file))[0] for file in {*names.values()}}
-    if missing := [name for name, file in names.items() if name not in found[file]]:
+    arrays_of = {file: storage.load(path.with_name(file))[0] for file in {*names.values()}}
+    if missing := [name for name, file in names.items() if name not in arrays_of[file]]:
         name = missing[0]
         raise UserError(f"{path}: says that {names[name]} holds {name}, which it does not")
-    return {name: found[file][name] for name, file in names.items()}, {}
+    return {name: arrays_of[file][name] for name, file in names.items()}, {}
 
 
 def weights_in(folder: Path) -> Path:

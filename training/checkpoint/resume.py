@@ -208,9 +208,9 @@ def open_by_first(open_folder: Callable[[], OpenedRun | None]) -> OpenedRun | No
         own = open_folder()
         return own and (str(own.folder), own.branches)
 
-    if (found := from_first(open_here)) is None or not several():
+    if (of_first := from_first(open_here)) is None or not several():
         return own
-    folder, branches = Path(found[0]), found[1]
+    folder, branches = Path(of_first[0]), of_first[1]
     checkpoint = storage.for_all(folder, lambda: own and own.checkpoint)
     return own or OpenedRun(folder, checkpoint, None, [], branches)
 

@@ -187,7 +187,7 @@ def converted(
 ) -> tuple[dict[str, HostArray], dict[str, tuple[str, Rule | None]]]:
     """({name of a leaf: array}, {name of a leaf: (name in the file, rule)}) of the arrays of a
     file."""
-    found, origin, copies = {}, {}, []
+    leaf_arrays, origin, copies = {}, {}, []
     for name, (rule, targets) in chosen(rules, arrays, leaves).items():
         if rule and targets == [None]:
             copied = rule.stand_in if rule.form.startswith("copy of ") else None
@@ -199,12 +199,12 @@ def converted(
             if target in origin:
                 both = f"{origin[target][0]} and {name} in {path} both become {target}"
                 raise UserError(f"{rule.text}: {both}" if rule else both)
-            found[target], origin[target] = part, (name, rule)
+            leaf_arrays[target], origin[target] = part, (name, rule)
     for name, leaf, rule in copies:
         if leaf in origin and not np.array_equal(arrays[name], arrays[origin[leaf][0]]):
             why = f"{name} must be a copy of {origin[leaf][0]}, and it is not"
             raise UserError(f"{path}: {why} ({rule.text}); the model needs a separate leaf for it")
-    return found, origin
+    return leaf_arrays, origin
 
 
 def arranged(path: str | Path, name: str, array: HostArray, rule: Rule | None) -> HostArray:
@@ -289,7 +289,7 @@ def written(rules: Sequence[Rule], leaves: Mapping[str, np.ndarray]) -> dict[str
 def pieces(regex: str) -> list[str | tuple[int, str]]:
     """A regex as a list of plain text and of groups (number, pattern); ValueError if it has other
     elements."""
-    found, groups, end = [], 0, 0
+    items, groups, end = [], 0, 0
     while end < len(regex):
         if not (match := PIECE.match(regex, end)):
             if regex[end] == "(":
@@ -298,26 +298,26 @@ def pieces(regex: str) -> list[str | tuple[int, str]]:
             raise ValueError(f"{text!r} stands outside of a group; put \\ before a plain character")
         if match["group"]:
             groups += 1
-            found.append((groups, match["group"]))
+            items.append((groups, match["group"]))
         else:
             optional = re.sub(r"\\(\W)", r"\1", match["optional"] or "")
-            found.append(optional or match["escaped"] or match["plain"] or "")
+            items.append(optional or match["escaped"] or match["plain"] or "")
         end = match.end()
-    return found
+    return items
 
 
 def leaf_pattern(target: str, regex: str, items: list[str | tuple[int, str]]) -> re.Pattern[str]:
     """The compiled regex that a name made from the target matches, with groups called g1 and so on;
     ValueError if such a name does not say what the groups of `regex`, in `items`, matched."""
     patterns = dict(item for item in items if isinstance(item, tuple))
-    result, end, seen = "", 0, set()
+    result, end, named = "", 0, set()
     for reference in REFERENCE.finditer(target):
         number = number_of(reference, regex)
         result += re.escape(target[end : reference.start()])
         end = reference.end()
-        result += f"(?P=g{number})" if number in seen else f"(?P<g{number}>{patterns[number]})"
-        seen.add(number)
-    if lacking := patterns.keys() - seen:
+        result += f"(?P=g{number})" if number in named else f"(?P<g{number}>{patterns[number]})"
+        named.add(number)
+    if lacking := patterns.keys() - named:
         raise ValueError(f"{target!r} does not contain group {min(lacking)} of the regex")
     return re.compile(result + re.escape(target[end:]))
 

@@ -79,16 +79,16 @@ def watch(parts: Parts, named: str) -> int:
     the run has ended; the best by checkpoint.monitor are kept."""
     folder = run_folder_of(named, "--watch")
     earlier, parts = rows(folder / EVALUATIONS), with_statistics_of(folder, parts)
-    seen = {row["checkpoint"] for row in earlier}
+    evaluated = {row["checkpoint"] for row in earlier}
     with closing(CheckpointEvaluation(parts)) as evaluation:
         monitor = monitor_for(parts.checkpoint.monitor, evaluation.sets, None)
         best = Best(folder, replace(parts.checkpoint, monitor=monitor), earlier)
         while True:
             # Checked first, so that every checkpoint saved before the end is found below.
             ended = (folder / FINISHED).exists()
-            new = [name for name in storage.checkpoints(folder) if name not in seen]
+            new = [name for name in storage.checkpoints(folder) if name not in evaluated]
             for name in new:
-                seen.add(name)
+                evaluated.add(name)
                 try:
                     with best.reading(name):
                         row = evaluation.row(folder, name)
@@ -201,8 +201,8 @@ class CheckpointEvaluation:
                 lambda: jax.tree.map(lambda a: jnp.asarray(a)[None], parts.example)
             )
         spec = probe_input(batch, parts.preprocess, parts.model)
-        model_with = lambda numbers: recipe.with_numbers(numbers).model  # noqa: E731
-        self.probe = Probe(parts.model, spec, self.trainer.numbers, model_with)
+        numbers = self.trainer.numbers
+        self.probe = Probe(parts.model, spec, numbers, lambda own: recipe.with_numbers(own).model)
         self.parts = parts
 
     def row(self, folder: Path, name: str) -> dict[str, Any]:

@@ -92,10 +92,10 @@ def train(
             if not several():  # until the loop handles signals; with several processes, JAX does
                 end_at_signals(opened.folder, temporary, is_new)
 
-        opened, why_new = open_named(parts, named or parts.resume)
-        is_new = opened is None
-        if opened:
-            hold(opened, is_new=False)
+        existing, why_new = open_named(parts, named or parts.resume)
+        is_new = existing is None
+        if existing:
+            hold(existing, is_new=False)
         check_alike(run_folder.flat(parts.config))
         check_logging(root)
         if not is_first():
@@ -104,13 +104,12 @@ def train(
             recipe, template = checked_recipe(parts, resumed=not is_new)
         recipe.plan.on_devices()
         options = parts.training
-        found = opened
-        if found and (end := from_first(lambda: nothing_left(found, options, override))):
+        if existing and (end := from_first(lambda: nothing_left(existing, options, override))):
             if is_first():
                 print(end)
             return DONE
-        as_built = parts
-        if is_new:
+        as_built, opened = parts, existing
+        if opened is None:
             opened = new_run(parts, root, why_new)
             hold(opened, is_new=True)
         parts, sets, record = with_data(opened, parts, recipe)
