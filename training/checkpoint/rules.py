@@ -253,7 +253,7 @@ def split(
 # --- out of the model
 
 
-def written(rules: Sequence[Rule], leaves: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def written(rules: Sequence[Rule], leaves: Mapping[str, HostArray]) -> dict[str, np.ndarray]:
     """{name: array} for the other library, from {name of a leaf: array}."""
     arrays, used = {}, set()
     for rule in rules:
@@ -273,7 +273,7 @@ def written(rules: Sequence[Rule], leaves: Mapping[str, np.ndarray]) -> dict[str
                 item if isinstance(item, str) else match[f"g{item[0]}"] for item in items
             )
             if make:
-                arrays.setdefault(name, make(leaves[leaf]))
+                arrays.setdefault(name, make(np.asarray(leaves[leaf])))
                 continue
             if name in arrays:
                 raise UserError(f"{rule.text}: {name} is already written by another rule")
@@ -333,7 +333,7 @@ def name_of_leaf(target: str, regex: str, match: re.Match[str]) -> str:
     return REFERENCE.sub(lambda found: match[f"g{number_of(found, regex)}"], target)
 
 
-def joined(rule: Rule, names: Sequence[str | None], leaves: Mapping[str, np.ndarray]) -> np.ndarray:
+def joined(rule: Rule, names: Sequence[str | None], leaves: Mapping[str, HostArray]) -> np.ndarray:
     """The array of the other library that these leaves make."""
     if missing := [name for name in names if name and name not in leaves]:
         raise UserError(f"{rule.text}: the model has no {', '.join(missing)}")

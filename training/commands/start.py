@@ -73,7 +73,7 @@ def train(
     root: Path,
     named: str | None = None,
     override: bool = False,
-    temporary: Path | None = None,
+    temporary: str | Path | None = None,
     observers: Sequence[Any] = (),
 ) -> int:
     """Begin a run, or resume the one that is named (a folder, a checkpoint, or auto), train it, and
