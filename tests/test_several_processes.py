@@ -289,13 +289,13 @@ def test_a_missing_library_is_reported_before_any_process_is_started(workdir, mo
 
 @pytest.mark.slow
 def test_a_mistake_that_only_the_processes_find_ends_all_of_them(workdir):
-    """Both processes find it; when one ends first, JAX may report this in the other, before or
-    after the mistake."""
+    """Both processes find it, and each prints its error; when one ends first, JAX may report this
+    in the other, before or after the mistake."""
     _, err = train(workdir, "--processes", "2", "loader.batch_size=15", code=2)
     message = (
         "config.json: loader.batch_size: 15 examples do not divide over 2 devices; use a multiple"
     )
     lines = err.splitlines()
-    assert sum(line[4:].startswith(message) for line in lines) == 1
+    assert sum(line[4:].startswith(message) for line in lines) in (1, 2)
     endings = [f"Process {i} ended with exit code 2, so all are ended" for i in (0, 1)]
     assert sum(line in endings for line in lines) == 1

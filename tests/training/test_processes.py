@@ -22,8 +22,8 @@ import jax, numpy as np
 from training import processes
 from training.devices import joining
 from training.devices.options import MeshOptions
-from training.devices.placing import fetched
-from training.devices.mesh import make_mesh
+from training.devices.sharding import fetched
+from training.devices.sharding import make_mesh
 from training.devices.sharding import Plan
 from utils import UserError
 

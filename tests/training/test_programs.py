@@ -8,8 +8,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import utils
 from model.base import Model
-from training.devices.mesh import make_mesh
-from training.devices.sharding import Plan
+from training.devices.sharding import Plan, make_mesh
 from training.engine import Program, compile_step
 from training.feed import over_batch
 from training.fit import fit

@@ -1,9 +1,11 @@
 """Distillation: a model is trained to return what another one, its teacher, returns."""
 
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
 
 from model.base import Model
 from training.base import Objective, Weighted, is_weighted
@@ -21,14 +23,16 @@ from training.options import PretrainedOptions
 from utils import UserError
 from utils.forms import Positive, Share, checked
 
+LossOfExamples = Float[Array, " batch"] | Weighted
+
 
 @checked
 def distillation(
-    model,
-    loss,
-    metrics,
-    preprocess,
-    augment,
+    model: Model,
+    loss: Callable,
+    metrics: dict[str, Callable],
+    preprocess: Sequence[Callable],
+    augment: Sequence[Callable],
     teacher: Model,
     weights: str | PretrainedOptions,
     temperature: Positive = 2.0,
@@ -42,7 +46,12 @@ def distillation(
     ignored = getattr(loss, "keywords", {}).get("ignore_label")
     divergence = jax.vmap(partial(soft_loss, temperature=temperature, ignore_label=ignored))
 
-    def objective(own, own_state, batch, key, train):
+    def mixed(hard: Float[Array, " batch"], soft: Float[Array, " batch"]) -> Float[Array, " batch"]:
+        return (1 - weight) * hard + weight * soft
+
+    def objective(
+        own: PyTree, own_state: PyTree, batch: PyTree, key: Array, train: bool
+    ) -> tuple[LossOfExamples, PyTree, dict[str, PyTree]]:
         if not train:
             return plain(own, own_state, batch, key, train)
         x, target = pair_of(batch)
@@ -55,18 +64,25 @@ def distillation(
             shapes = f"{theirs}, the model {ours}"
             raise UserError(f"objective.args.teacher: returns logits of the shape {shapes}")
         losses, terms = summed(of_examples("loss", loss, output, target))
-        losses = mixed(losses, divergence(output, taught, target), weight)
+        if isinstance(losses, dict):
+            raise UserError("objective: distillation takes no loss of several weighted terms")
+        soft = divergence(output, taught, target)
+        if is_weighted(losses):  # the loss of a sequence keeps its weight
+            losses = Weighted(mixed(losses.value, soft), losses.weight)
+        else:
+            losses = mixed(losses, soft)
         return losses, own_state, metrics_per_example(metrics, output, target, terms)
 
     digest = digest_of({"params": params, "state": state})
     return Objective(objective, plain.finish, fingerprints=(("teacher", digest),))
 
 
-def teacher_weights(teacher, option):
+def teacher_weights(teacher: Model, option: str | PretrainedOptions) -> tuple[PyTree, PyTree]:
     """(params, state) of the teacher on the host."""
     shapes = jax.eval_shape(teacher.init, jax.random.key(0))
     try:
         pretrained = pretrained_from(option, teacher)
+        assert pretrained is not None
         if pretrained.fresh:
             raise UserError("objective.args.weights.fresh: a teacher needs all of its weights")
         return pretrained(*shapes)
@@ -74,16 +90,13 @@ def teacher_weights(teacher, option):
         raise UserError(str(error).replace(OPTION, "objective.args.weights")) from error
 
 
-def mixed(hard, soft, weight):
-    """The loss per example; the loss of a sequence keeps its weight."""
-    if isinstance(hard, dict):
-        raise UserError("objective: distillation takes no loss of several weighted terms")
-    if is_weighted(hard):
-        return Weighted(mixed(hard.value, soft, weight), hard.weight)
-    return (1 - weight) * hard + weight * soft
-
-
-def soft_loss(output, taught, target, temperature, ignore_label):
+def soft_loss(
+    output: Float[Array, "*places classes"],
+    taught: Float[Array, "*places classes"],
+    target: PyTree,
+    temperature: float,
+    ignore_label: int | None,
+) -> Float[Array, ""]:
     """The divergence of one example; for a sequence, the mean over the tokens that count in the
     loss."""
     has_weights = isinstance(target, dict) and target.keys() == {"target", "weight"}
@@ -91,10 +104,15 @@ def soft_loss(output, taught, target, temperature, ignore_label):
         return soft_divergence(output, taught, temperature).mean()
     _, weight = target_and_weight(target, ignore_label)
     output, taught = counted(output, weight), counted(taught, weight)
-    return averaged(soft_divergence(output, taught, temperature), weight).value
+    loss = averaged(soft_divergence(output, taught, temperature), weight)
+    return loss.value if isinstance(loss, Weighted) else loss
 
 
-def soft_divergence(output, taught, temperature):
+def soft_divergence(
+    output: Float[Array, "*places classes"],
+    taught: Float[Array, "*places classes"],
+    temperature: float,
+) -> Float[Array, "*places"]:
     """temperature**2 * KL(teacher || model) of each distribution over the last axis."""
     model, teacher = (jax.nn.log_softmax(a / temperature) for a in (output, taught))
     shares = jnp.exp(teacher)

@@ -2,14 +2,22 @@
 and fails."""
 
 import logging
+from collections.abc import Mapping
+from typing import Any, Never
 
 import jax
 
+from training.checkpoint.keeper import Keeper
 from training.checkpoint.resume import cut_back, point_of
-from training.devices.placing import fetched
+from training.checkpoint.storage import Checkpoint
+from training.devices.sharding import fetched
+from training.engine import Trainer
 from training.observers import Bad, Point
+from training.options import TrainingOptions
 from training.processes import is_first
 from training.watching import metric_log
+from training.watching.metric_log import MetricLog
+from training.watching.view import View
 from utils import RunError, first_line
 
 logger = logging.getLogger("main")
@@ -17,12 +25,12 @@ logger = logging.getLogger("main")
 CHOICES = ("stop", "skip", "rollback")  # of training.on_nonfinite
 
 
-def description_of_bad_step(step, epoch, leaf):
+def description_of_bad_step(step: int, epoch: int, leaf: str) -> str:
     """What was wrong in a step; `leaf` names the first array that was bad."""
     return f"In step {step} (epoch {epoch}) {leaf} was NaN or infinite"
 
 
-def advice(on_nonfinite):
+def advice(on_nonfinite: str) -> str:
     """What the user can do, besides what `training.on_nonfinite` does already."""
     stops = " with on_nonfinite=stop" if on_nonfinite == "skip" else ""
     others = " or ".join(f"'{name}'" for name in CHOICES[1:] if name != on_nonfinite)
@@ -38,7 +46,7 @@ def advice(on_nonfinite):
 class Diverged(RunError):
     """A step whose loss or gradients are not finite."""
 
-    def __init__(self, step, leaf, message):
+    def __init__(self, step: int, leaf: str, message: str) -> None:
         super().__init__(message)
         self.step, self.leaf = step, leaf  # steps taken before it; what was bad first
 
@@ -48,17 +56,22 @@ class Divergence:
     back to the last checkpoint with another seed (on_nonfinite: rollback), up to `rollbacks` times,
     or it saves the last finite state and ends."""
 
-    def __init__(self, trainer, options, keeper, log):
+    def __init__(
+        self, trainer: Trainer, options: TrainingOptions, keeper: Keeper | None, log: MetricLog
+    ) -> None:
         self.trainer, self.options, self.keeper, self.log = trainer, options, keeper, log
         self.memory = {"rollbacks": 0}
-        self.what = self.bad = self.batch = None  # of the step that ends the run
+        # Of the step that ends the run:
+        self.what = ""
+        self.bad: Bad | None = None
+        self.batch: tuple[int, int] | None = None  # its epoch, and its position there
         self.rolls_back = options.on_nonfinite == "rollback"
 
-    def on_start(self, run):
+    def on_start(self, run: View) -> dict[str, Any] | None:
         """There must be a checkpoint to go back to from the first epoch."""
         return {"save": "last"} if self.rolls_back and not run.resumed else None
 
-    def on_bad(self, run, bad):
+    def on_bad(self, run: View, bad: Bad) -> dict[str, Any] | None:
         if bad.of_state:
             return self.bad_state(run, bad.leaf)
         if self.options.on_nonfinite == "skip":
@@ -73,10 +86,10 @@ class Divergence:
             # There is no step that all replicas have in common, or nothing was trained.
             if self.keeper:
                 self.keeper.wait()
-            self.fail()
-        return {"stop": self.what, "back_to": self.point_before(run)}
+            self.fail(bad)
+        return {"stop": self.what, "back_to": self.point_before(run, bad.step, *self.batch)}
 
-    def bad_state(self, run, leaf):
+    def bad_state(self, run: View, leaf: str) -> dict[str, Any]:
         """Only a checkpoint is finite: go back to it, or fail."""
         if self.bad:
             self.what += f"; the state before it was not finite either, {leaf}"
@@ -85,17 +98,16 @@ class Divergence:
             self.what += "all losses and gradients were finite"
         if reply := self.rollback():
             return reply
-        self.bad = self.bad or Bad(run.step, leaf, 0, of_state=True)
-        self.fail()
+        self.fail(self.bad or Bad(run.step, leaf, 0, of_state=True))
 
-    def rollback(self):
+    def rollback(self) -> dict[str, Any] | None:
         """The Reply that goes back to the last checkpoint, if the options allow another one."""
         may_go_back = self.rolls_back and self.memory["rollbacks"] < self.options.rollbacks
-        if may_go_back and (checkpoint := self.keeper.newest()):
-            return {"back_to": self.rolled_back(checkpoint)}
+        if may_go_back and self.keeper and (checkpoint := self.keeper.newest()):
+            return {"back_to": self.rolled_back(self.keeper, checkpoint)}
         return None
 
-    def on_evaluated(self, run, name, values):
+    def on_evaluated(self, run: View, name: str, values: Mapping[str, Any]) -> None:
         """Report the steps that were skipped in an epoch of training (on_nonfinite: skip)."""
         if name != "train" or self.options.on_nonfinite != "skip":
             return
@@ -108,16 +120,15 @@ class Divergence:
             message = "Epoch %d: skipped %d steps whose loss or gradients were not finite"
             logger.warning(message, run.epoch, skipped)
 
-    def rolled_back(self, checkpoint):
+    def rolled_back(self, keeper: Keeper, checkpoint: Checkpoint) -> Point:
         """The Point of a checkpoint, with other randomness and another order of the data from
         there."""
         count = self.memory["rollbacks"] + 1
-        point = point_of(checkpoint, self.trainer, self.keeper.folder)
+        point = point_of(checkpoint, self.trainer, keeper.folder)
         # The number is odd, so that no count gives the same seed twice.
         seeds = [(seed + 2654435769 * count) % 2**32 for seed in point.record["seeds"]]
         if is_first():
-            lengths = checkpoint.record["lengths"]
-            cut_back(self.keeper.folder, lengths, [metric_log.FILE])
+            cut_back(keeper.folder, checkpoint.record["lengths"], [metric_log.FILE])
         self.log.back_to(point.record["step"])
         shown = ", ".join(map(str, seeds))
         logger.warning(
@@ -125,15 +136,14 @@ class Divergence:
             self.what, checkpoint.name, shown, count, self.options.rollbacks,
         )  # fmt: skip
         memories = point.record["memories"] | {type(self).__name__: {"rollbacks": count}}
-        self.keeper.continue_from(checkpoint)
+        keeper.continue_from(checkpoint)
         return point._replace(record=point.record | {"memories": memories, "seeds": seeds})
 
-    def point_before(self, run):
+    def point_before(self, run: View, step: int, epoch: int, position: int) -> Point:
         """The Point before the bad step, which left the state unchanged."""
-        epoch, position = self.batch
         record = {
             "seeds": self.trainer.seeds,
-            "step": self.bad.step,
+            "step": step,
             "position": position,
             "lined": run.line_position,
             "epoch": epoch if position else run.completed,
@@ -141,40 +151,41 @@ class Divergence:
             "metrics": run.metrics,
             "stopped": False,
         }
-        return Point(self.trainer.replica_states(), record, run.history)
+        return Point(self.trainer.replica_states(), record, list(run.history))
 
-    def on_end(self, run):
+    def on_end(self, run: View) -> None:
         """The last finite state is saved; now the run fails."""
         if self.bad:
-            self.fail()
+            self.fail(self.bad)
 
-    def fail(self):
+    def fail(self, bad: Bad) -> Never:
         count = self.memory["rollbacks"]
         spent = f"The run went back {count} times already. " if count else ""
         what, fix = self.what, advice(self.options.on_nonfinite)
         if self.options.detect_nans:
-            what, fix = f"{what}.\n{self.culprit()}", ""
+            what, fix = f"{what}.\n{self.culprit(bad.replica)}", ""
         last = self.keeper and self.keeper.last()
         where = f"The last finite state is {last}. " if last else "No checkpoint was written. "
-        raise Diverged(self.bad.step, self.bad.leaf, f"{what}.\n{spent}{where}{fix}".rstrip())
+        raise Diverged(bad.step, bad.leaf, f"{what}.\n{spent}{where}{fix}".rstrip())
 
-    def culprit(self):
+    def culprit(self, replica: int) -> str:
         """The layer and the operation that made the first value that is not finite, found by taking
         the step again, one operation at a time."""
         from training.watching.nan_search import first_bad_op
 
-        states, replica = self.trainer.replica_states(), self.bad.replica
-        if self.batch is None:
+        trainer, recipe, feed = self.trainer, self.trainer.recipe, self.trainer.feed
+        if self.batch is None or feed is None:
             return "The step that made it is not known"
-        batches = self.trainer.feed.batch(*self.batch)
+        batches = feed.batch(*self.batch)
         if batches is None:
             return "The step cannot be taken again, since its data cannot be read again"
-        trainer, recipe = self.trainer, self.trainer.recipe
         # Replicas may differ in a number, such as the learning rate.
         own = recipe.with_numbers(recipe.varied_numbers[replica])
-        update = own.make_update(not trainer.looped, trainer.feed.steps)
-        local = lambda leaf: leaf if leaf.is_fully_addressable else fetched(leaf)  # noqa: E731
-        ts = jax.tree.map(local, states[replica])
+        update = own.make_update(not trainer.looped, feed.steps)
+        ts = jax.tree.map(
+            lambda leaf: leaf if leaf.is_fully_addressable else fetched(leaf),
+            trainer.replica_states()[replica],
+        )
         try:
             sentence = first_bad_op(update.step, ts, *batches[replica])
         except Exception as error:  # if the search fails, the run still ends with its own error

@@ -17,12 +17,17 @@ import math
 import os
 import re
 import shutil
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Sharding
+from numpy.typing import DTypeLike
 
 from utils import Damaged, RunError, UserError, check_memory, first_line, format_bytes
 from utils.files import parse_json, read_file, to_disk
@@ -31,10 +36,11 @@ ARRAYS, NOTE, SUMS = "arrays", "rawtree.json", "SHA256SUMS"
 LARGE = 2**12  # with several processes, an array with more elements than this is read in parts
 LONG = 24 * 3600  # seconds; one process alone may take hours for terabytes
 OVERHEAD = 2**28  # bytes that the files may have besides twice those of the arrays
+Form = tuple[np.dtype, tuple[int, ...]]  # the type and shape of an array
 NOT_INSTALLED = "Orbax is not installed: run `pip install -r training/optional.txt`"
 
 
-def write(path, arrays, record):
+def write(path: str | Path, arrays: Mapping[str, Any], record: Mapping[str, Any]) -> None:
     """Write {name: array} and the record; every process has to call this. It returns when the
     folder is complete. A process that fails raises alone. If it was writing arrays, the other
     processes raise after Orbax's timeout of five minutes."""
@@ -65,7 +71,7 @@ def write(path, arrays, record):
 
 
 @contextmanager
-def barrier(ocp, name, processes):
+def barrier(ocp: ModuleType, name: str, processes: set[int]) -> Iterator[None]:
     """Wait at the end for all processes, including those that failed; JAX raises for a lost one."""
     try:
         yield
@@ -73,7 +79,7 @@ def barrier(ocp, name, processes):
         ocp.multihost.sync_global_processes(name, processes=processes, timeout=LONG)
 
 
-def read(path, verified=False):
+def read(path: str | Path, verified: bool = False) -> "tuple[dict[str, HostArray], dict[str, Any]]":
     """({name: NumPy array}, record), checked against the digests unless `verified`. Each process
     reads separately. With several processes, none of them may have memory for the whole model, so
     a large array is returned as Stored."""
@@ -86,9 +92,11 @@ def read(path, verified=False):
         arrays = {name: np.empty(shape, d) for name, (d, shape) in forms.items() if 0 in shape}
         if jax.process_count() > 1:
             large = [name for name, (_, shape) in forms.items() if math.prod(shape) > LARGE]
-            arrays |= {name: Stored(path, name, *forms[name]) for name in large}
+            arrays |= {name: Stored(Path(path), name, *forms[name]) for name in large}
         if rest := forms.keys() - arrays.keys():
-            check_memory(path, sum(math.prod(forms[n][1]) * forms[n][0].itemsize for n in rest))
+            check_memory(
+                str(path), sum(math.prod(forms[n][1]) * forms[n][0].itemsize for n in rest)
+            )
             restore_args = dict.fromkeys(rest, ocp.RestoreArgs(restore_type=np.ndarray))
             some = any(isinstance(array, Stored) for array in arrays.values())
             arrays |= restored(folder, restore_args, some)
@@ -97,7 +105,7 @@ def read(path, verified=False):
         return {name: arrays[name] for name in forms}, record
 
 
-def restored(folder, restore_args, some=True):
+def restored(folder: Path, restore_args: dict[str, Any], some: bool = True) -> dict[str, Any]:
     """{name: array} for {name: Orbax's arguments}; these are all of the arrays unless `some`."""
     ocp, item = import_orbax(), dict.fromkeys(restore_args, 0)
     args = ocp.args.PyTreeRestore(item, restore_args=restore_args, partial_restore=some)
@@ -112,29 +120,32 @@ class Stored:
     path: Path
     name: str
     dtype: np.dtype
-    shape: tuple
+    shape: tuple[int, ...]
 
-    def placed(self, sharding):
+    def placed(self, sharding: Sharding) -> jax.Array:
         """The array on the devices, in this sharding."""
         return self.read(import_orbax().ArrayRestoreArgs(sharding=sharding))
 
-    def __array__(self, dtype=None, copy=None):
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         array = self.read(import_orbax().RestoreArgs(restore_type=np.ndarray))
         return array.astype(dtype or self.dtype, copy=False)
 
-    def read(self, restore_args):
+    def read(self, restore_args: Any) -> Any:
         """The array, as Orbax restores it with these arguments."""
         with naming(self.path):
             return restored(find(self.path), {self.name: restore_args})[self.name]
 
 
-def read_record(path):
+HostArray = np.ndarray | Stored  # in memory, or still on disk
+
+
+def read_record(path: str | Path) -> dict[str, Any]:
     """The record alone; neither arrays nor digests are read."""
     with naming(path):
         return read_note(find(path))[0]
 
 
-def read_note(folder):
+def read_note(folder: Path) -> tuple[dict[str, Any], dict[str, Form]]:
     """(the record, {name: (type, shape)} of all arrays)."""
     note = parse_json(read_file(folder / NOTE))
     record = note["record"]
@@ -145,7 +156,7 @@ def read_note(folder):
     }
 
 
-def import_orbax():
+def import_orbax() -> ModuleType:
     """Orbax without its log lines; the errors that it logs are raised as well."""
     try:
         import orbax.checkpoint as ocp
@@ -155,11 +166,11 @@ def import_orbax():
     return ocp
 
 
-def is_not_orbax(log_record):
+def is_not_orbax(log_record: logging.LogRecord) -> bool:
     return f"{os.sep}orbax{os.sep}" not in log_record.pathname
 
 
-def checkpointer(ocp, processes):
+def checkpointer(ocp: ModuleType, processes: set[int]) -> Any:
     """Orbax's reader and writer for these processes together."""
     # Because the processes are named here, they wait for each other at the coordinator and not in a
     # collective, which would mix with the collectives of training when this runs in the background.
@@ -169,12 +180,12 @@ def checkpointer(ocp, processes):
     return ocp.Checkpointer(handler, multiprocessing_options=options)
 
 
-def beside(path, role):
+def beside(path: Path, role: str) -> Path:
     """A hidden sibling of a path; the next run finds the same name and cleans it up."""
     return path.with_name(f".{path.name}.{role}")
 
 
-def find(path):
+def find(path: str | Path) -> Path:
     """The folder at a path, or the former one if its replacement was never completed."""
     path = Path(path)
     for folder in (path.absolute(), beside(path.absolute(), "former")):
@@ -184,7 +195,7 @@ def find(path):
 
 
 @contextmanager
-def naming(path):
+def naming(path: str | Path) -> Iterator[None]:
     """Turn any error while a checkpoint is read into one error that names it."""
     try:
         yield
@@ -196,14 +207,14 @@ def naming(path):
         raise Damaged(f"{path}: cannot be read: {reason(error)}") from error
 
 
-def reason(error):
+def reason(error: Exception) -> str:
     """The cause of an error in one line; TensorStore's long messages hold a system error code."""
     if code := re.search(r"os_error_code='(\d+)'", str(error)):
         return os.strerror(int(code[1]))
     return getattr(error, "strerror", None) or first_line(error) or type(error).__name__
 
 
-def digests(folder):
+def digests(folder: Path) -> bytes:
     """One line per file of a folder except SHA256SUMS, in the format of `sha256sum`."""
     lines = []
     # Sorted by parts, since Windows ignores case when it compares paths.
@@ -218,7 +229,7 @@ def digests(folder):
     return b"".join(lines)
 
 
-def compare_digests(path, folder):
+def compare_digests(path: str | Path, folder: Path) -> None:
     """Refuse a folder in which any bit has changed since it was written."""
     if not (folder / SUMS).is_file():
         raise Damaged(f"{path}: is incomplete: it has no {SUMS}, which is written last")
@@ -238,7 +249,7 @@ def compare_digests(path, folder):
         raise Damaged(f"{path}: is damaged: changed, missing or added: {', '.join(wrong[:4])}")
 
 
-def seal(folder, note):
+def seal(folder: Path, note: str) -> None:
     """Add the note and the digests, and flush everything to disk."""
     (folder / NOTE).write_text(note, encoding="utf-8")
     (folder / SUMS).write_bytes(digests(folder))
@@ -246,7 +257,7 @@ def seal(folder, note):
         to_disk(entry)
 
 
-def put(folder, path):
+def put(folder: Path, path: Path) -> None:
     """Rename a folder to a path, replacing one that is already there."""
     former = beside(path, "former")
     if path.is_dir():

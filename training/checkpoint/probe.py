@@ -2,14 +2,19 @@
 
 import logging
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
+from model.base import Model
 from training.base import key_data
+from training.checkpoint.orbax_folder import HostArray
 from training.objective import preprocessed
 from utils import UserError, named_leaves
 
@@ -22,7 +27,12 @@ TOLERANCE = 1e-4  # of the largest element; other compilers and machines differ 
 TINY = 1e-7  # a rounding error of a sum that is 0
 
 
-def probe_input(batch, preprocess=(), model=None):
+Arrays = dict[str, np.ndarray]  # {name: array}
+
+
+def probe_input(
+    batch: PyTree, preprocess: Sequence[Callable] = (), model: Model | None = None
+) -> PyTree:
     """The shapes of a few preprocessed inputs, from the shapes of a batch (x, y); None if it is not
     a pair. A model may have its own `inputs`."""
     if own := getattr(model, "inputs", None):
@@ -41,15 +51,22 @@ class Probe:
     Where replicas differ in numbers (training.vary), `numbers` are those of each, and `model_with`
     returns the model with such numbers, which are inputs of the compiled program."""
 
-    def __init__(self, model, spec, numbers=(), model_with=None):
+    def __init__(
+        self,
+        model: Model,
+        spec: PyTree,
+        numbers: Sequence[dict[str, Any]] = (),
+        model_with: Callable[[dict[str, Any]], Model] | None = None,
+    ) -> None:
         self.model, self.spec, self.input = model, spec, None
         self.numbers, self.model_with = numbers, model_with
-        self.lock, self.program = threading.Lock(), None  # False: the model needs more than it
+        self.lock, self.is_compiled = threading.Lock(), False
+        self.program: Callable | None = None  # None also if the model needs more than the input
 
-    def __call__(self, params, state, replica=0):
+    def __call__(self, params: PyTree, state: PyTree, replica: int = 0) -> Arrays:
         """With params spread over the devices of several processes, all processes must call it."""
         # With jit disabled, a breakpoint() in the model must not stop the saving.
-        if self.spec is None or jax.config.jax_disable_jit:
+        if self.spec is None or jax.config.values["jax_disable_jit"]:
             return {}
         leaves = jax.tree.leaves(params)
         spread = any(isinstance(a, jax.Array) and not a.is_fully_addressable for a in leaves)
@@ -57,18 +74,21 @@ class Probe:
         if not spread:  # from host memory, so that the program is the same on any mesh
             weights = jax.device_get(jax.tree.map(key_data, weights))
         with self.lock:
-            if self.program is None:
+            if not self.is_compiled:
                 self.program = self.compile(weights, numbers, spread)
-        if not self.program:
+                self.is_compiled = True
+        if self.program is None:
             return {}
         probe = {"input": self.input, "output": self.program(*weights, numbers, self.input)}
         return {name: thinned(leaf) for name, leaf in named_leaves({"probe": probe}).items()}
 
-    def compile(self, weights, numbers, spread):
-        """The program, or False for a model that needs more than (params, state, x)."""
+    def compile(
+        self, weights: tuple[PyTree, PyTree], numbers: dict[str, Any], spread: bool
+    ) -> Callable | None:
+        """The program, or None for a model that needs more than (params, state, x)."""
 
-        def output(params, state, numbers, x):
-            model = self.model_with(numbers) if numbers else self.model
+        def output(params: PyTree, state: PyTree, numbers: dict[str, Any], x: PyTree) -> PyTree:
+            model = self.model_with(numbers) if numbers and self.model_with else self.model
             return model.apply(params, state, x, train=False, key=None)[0]
 
         sharding, replicated = None, jax.sharding.PartitionSpec()
@@ -81,26 +101,28 @@ class Probe:
                     jitted = jax.jit(output, out_shardings=sharding)
                     lowered = jitted.lower(*weights, numbers, self.input)
             except Exception:
-                return False
+                return None
             # It compiles in a third of the time without optimization.
-            return lowered.compile({"xla_backend_optimization_level": 0})
+            options: dict[str, Any] = {"xla_backend_optimization_level": 0}
+            return lowered.compile(options)
 
 
-def host():
-    """The CPU device, or None; a full accelerator has no memory for a second copy of the params."""
+def host() -> Any:
+    """The CPU's jax.Device, or None; a full accelerator has no memory for another copy of the
+    params."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:
         return None
 
 
-def seeded_inputs(spec):
+def seeded_inputs(spec: PyTree) -> PyTree:
     """Random arrays of these shapes and types, the same in every version."""
     leaves, structure = jax.tree.flatten(spec)
     return jax.tree.unflatten(structure, [draw(leaf, seed) for seed, leaf in enumerate(leaves)])
 
 
-def draw(leaf, seed):
+def draw(leaf: jax.ShapeDtypeStruct, seed: int) -> np.ndarray:
     """Standard normal floats, any uint8, and 0 or 1 for other integers, which may be token ids."""
     # Raw bits, since a later NumPy may compute normal numbers differently.
     bits = np.random.Philox(key=seed).random_raw((2, *leaf.shape))
@@ -110,19 +132,19 @@ def draw(leaf, seed):
     return (np.sqrt(-2 * np.log(radius)) * np.cos(2 * np.pi * angle)).astype(leaf.dtype)
 
 
-def probed_spec(probe):
+def probed_spec(probe: Arrays) -> jax.ShapeDtypeStruct | None:
     """The shape and type of one input of the model, from its probe in a checkpoint; None if the
     probe has several inputs, or only a part of a large one."""
     stored = [array for name, array in probe.items() if name.startswith("probe/input")]
     if len(stored) != 1 or stored[0].shape[:1] != (EXAMPLES,) or "probe/input" not in probe:
         return None
     [array] = stored
-    whole = array.size and (array == np.floor(array)).all()  # no such float was ever drawn
+    whole = array.size and np.array_equal(array, np.floor(array))  # no such float was ever drawn
     integers = jnp.int32 if array.max(initial=0) <= 1 else jnp.uint8
     return jax.ShapeDtypeStruct(array.shape[1:], integers if whole else jnp.float32)
 
 
-def thinned(leaf):
+def thinned(leaf: PyTree) -> np.ndarray:
     """A leaf in float32; if it is large, KEPT evenly spaced elements from the first to the last."""
     leaf = np.asarray(leaf, np.float32)
     if leaf.size <= KEPT:
@@ -130,12 +152,13 @@ def thinned(leaf):
     return leaf.reshape(-1)[np.arange(KEPT) * (leaf.size - 1) // (KEPT - 1)]
 
 
-def probe_of(arrays):
+def probe_of(arrays: Mapping[str, HostArray]) -> Arrays:
     """The probe among the arrays of a checkpoint."""
-    return {name: array for name, array in arrays.items() if name.startswith("probe/")}
+    probed = [name for name in arrays if name.startswith("probe/")]
+    return {name: np.asarray(arrays[name]) for name in probed}
 
 
-def check_meaning(path, stored, current, fix):
+def check_meaning(path: str | Path, stored: Arrays, current: Arrays, fix: str) -> None:
     """Refuse a checkpoint if its probe shows that model/ now computes something else."""
     if not stored:
         return
@@ -158,7 +181,7 @@ def check_meaning(path, stored, current, fix):
         )
 
 
-def difference(stored, current):
+def difference(stored: Arrays, current: Arrays) -> str | None:
     """A text on how two probes differ, or None if they agree within rounding errors."""
     if stored.keys() != current.keys():
         return f"its parts, now {', '.join(current) or 'none'} instead of {', '.join(stored)}"

@@ -1,10 +1,12 @@
 """The record of a checkpoint: what it holds, the check of one that may come from an untrusted
 source, and the text by which preprocessing is compared."""
 
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from hashlib import sha256
+from pathlib import Path
 from types import UnionType
-from typing import Annotated, Literal, TypedDict, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypedDict, cast, get_args, get_origin, get_type_hints
 
 from utils import Damaged, UserError
 from utils.forms import CountOrZero, Misfit, NonNegative, at_least, at_most, form
@@ -50,7 +52,7 @@ class Record(TypedDict):
 KINDS = get_type_hints(Record, include_extras=True)
 
 
-def fits(value, kind):
+def fits(value: Any, kind: Any) -> bool:
     """Whether a value of JSON has the type of an annotation."""
     if isinstance(kind, UnionType):
         return any(fits(value, choice) for choice in get_args(kind))
@@ -64,14 +66,14 @@ def fits(value, kind):
     return True
 
 
-def check_keys(path, record, keys):
+def check_keys(path: str | Path, record: Mapping[str, Any], keys: Iterable[str]) -> None:
     """Refuse a record in which one of these keys has no valid value."""
     if wrong := [key for key in KINDS if key in keys and not fits(record.get(key), KINDS[key])]:
         names = ", ".join(wrong)
         raise Damaged(f"{path}: is not a checkpoint of a run: its record has no valid {names}")
 
 
-def check_record(path, record):
+def check_record(path: str | Path, record: Mapping[str, Any]) -> Record:
     """Return the record, but refuse one from which a run cannot be resumed."""
     if type(number := record.get("format")) is int and number != FORMAT:
         raise Damaged(
@@ -86,15 +88,15 @@ def check_record(path, record):
             f"{path}: is not a checkpoint of a run: its epoch, position or line contradict each "
             "other, or it has no seed"
         )
-    return record
+    return cast(Record, record)
 
 
-def described(preprocess):
+def described(preprocess: Iterable[Callable]) -> list[str]:
     """The name of each function, with its functools.partial arguments, as text to compare."""
     return [text_of(function) for function in preprocess]
 
 
-def text_of(value):
+def text_of(value: Any) -> str:
     """A function, or one of its arguments, as text; a long array by its digest."""
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, list | tuple):
@@ -110,7 +112,9 @@ def text_of(value):
     return f"{text_of(value.func)}({', '.join([*map(text_of, value.args), *named])})"
 
 
-def check_described(path, trained, preprocess):
+def check_described(
+    path: str | Path, trained: list[str] | None, preprocess: Iterable[Callable]
+) -> None:
     """Refuse other preprocessing than that with which a run of `fit` was trained."""
     if trained is not None and trained != (given := described(preprocess)):
         text = f"preprocess=[{', '.join(trained)}], got [{', '.join(given)}]"

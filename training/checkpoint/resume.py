@@ -7,18 +7,23 @@ import logging
 import math
 import os
 import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
+
+from jaxtyping import PyTree
 
 from training.checkpoint import storage
 from training.checkpoint.keeper import LOGS
-from training.checkpoint.pretrained import check_frozen
-from training.checkpoint.probe import check_meaning, probe_of
+from training.checkpoint.pretrained import Pretrained
+from training.checkpoint.probe import Arrays, Probe, check_meaning, probe_of
 from training.checkpoint.run_folder import FINISHED, flat, new_folder
 from training.checkpoint.trees import check_fits, weights_of
+from training.engine import Trainer
 from training.observers import Point
+from training.options import TrainingOptions
 from training.processes import (
     check_alike,
     check_visible,
@@ -27,9 +32,10 @@ from training.processes import (
     several,
     together,
 )
-from training.rows import below
+from training.recipe import Recipe
+from training.rows import TrainingSums, below
 from training.watching import metric_log
-from utils import WINDOWS, RunError, UserError, cut, first_line, quoted, relative_path
+from utils import WINDOWS, Damaged, RunError, UserError, cut, first_line, quoted, relative_path
 from utils.files import check_links, inside, locked, read_json
 
 logger = logging.getLogger("main")
@@ -53,7 +59,7 @@ class Locked(RunError):
 class Lock:
     """Keeps other processes from training in a folder, until it is closed or this process ends."""
 
-    def __init__(self, folder):
+    def __init__(self, folder: Path) -> None:
         check_links(folder)
         try:
             self.handle = locked(folder, wait=0.5)  # a report locks it for a moment
@@ -64,7 +70,7 @@ class Lock:
         if not WINDOWS:  # a child that outlives this process does not train
             os.register_at_fork(after_in_child=self.close)
 
-    def close(self):
+    def close(self) -> None:
         if self.handle is not None:
             os.close(self.handle)
         self.handle = None
@@ -76,15 +82,15 @@ class OpenedRun(NamedTuple):
     folder: Path
     checkpoint: storage.Checkpoint | None  # the one to resume from; None if the run has none yet
     lock: Lock | None  # None in all processes except process 0
-    skipped: list  # messages that say what is wrong with newer checkpoints
+    skipped: list[str]  # messages that say what is wrong with newer checkpoints
     branches: bool = False  # whether a new run begins from the checkpoint
 
-    def unlock(self):
+    def unlock(self) -> None:
         """Let other processes train this run."""
         if self.lock:
             self.lock.close()
 
-    def overridden(self):
+    def overridden(self) -> "OpenedRun":
         """This run, to be continued although a callback stopped it, or model/ has changed."""
         if self.checkpoint is None:
             return self
@@ -96,17 +102,19 @@ class OpenedRun(NamedTuple):
         return self._replace(checkpoint=self.checkpoint._replace(arrays=arrays, record=record))
 
 
-def is_run(folder):
+def is_run(folder: Path) -> bool:
     """Whether a run has begun in this folder."""
     return (folder / "config.json").exists() and (folder / "environment.json").exists()
 
 
-def begun(folder):
+def begun(folder: Path) -> int:
     """When a run was begun, to compare runs."""
     return (folder / "environment.json").stat().st_mtime_ns
 
 
-def unfinished(base, title, run_name=None):
+def unfinished(
+    base: str | Path, title: str, run_name: str | None = None
+) -> tuple[OpenedRun, None] | tuple[None, str]:
     """(the OpenedRun of the latest unfinished run of this title, None), or (None, why there is
     none). With a name it is the run of that name, also if it is finished."""
     runs = Path(base) / title
@@ -126,7 +134,7 @@ def unfinished(base, title, run_name=None):
     return None, f"No run of {title} to resume"
 
 
-def run_folder_of(named, option="--resume"):
+def run_folder_of(named: str | Path, option: str = "--resume") -> Path:
     """The folder of a run; the user may name the folder or one of its checkpoints."""
     named = Path(named)
     folder = named.parent if named.name.startswith("checkpoint-") else named
@@ -147,7 +155,7 @@ def run_folder_of(named, option="--resume"):
     return folder
 
 
-def open_run(folder, name=None):
+def open_run(folder: Path, name: str | None = None) -> OpenedRun:
     """Lock a run's folder and read the checkpoint to resume from: the one of this name, or the
     newest valid one."""
     lock = Lock(folder)
@@ -163,7 +171,7 @@ def open_run(folder, name=None):
         raise
 
 
-def refuse_lost_checkpoints(folder, errors):
+def refuse_lost_checkpoints(folder: Path, errors: Sequence[Damaged]) -> None:
     """Raise if a folder without a valid checkpoint had one: the run must not start over. If there
     is no sign of one, the process was killed before it had written the first one."""
     reasons = [*map(str, errors), *storage.evidence_of_lost(folder)]
@@ -174,7 +182,7 @@ def refuse_lost_checkpoints(folder, errors):
         raise UserError(f"{lines}\nPut back what is missing, or begin a new run")
 
 
-def open_at(named, run_name):
+def open_at(named: str | Path, run_name: str | None) -> OpenedRun:
     """The OpenedRun that `--resume` names: a folder, or a checkpoint in it. A new run begins from a
     checkpoint that is not the newest one, or if it shall have another name. The run of the
     checkpoint is not locked then, since nothing in it will change."""
@@ -190,36 +198,39 @@ def open_at(named, run_name):
     return OpenedRun(folder, storage.read(folder, name, whole=True), None, [], branches=True)
 
 
-def open_by_first(open_folder):
+def open_by_first(open_folder: Callable[[], OpenedRun | None]) -> OpenedRun | None:
     """The OpenedRun that `open_folder` returns in process 0, or None. The other processes read the
     same checkpoint."""
     own = None
 
-    def open_here():
+    def open_here() -> tuple[str, bool] | None:
         nonlocal own
         own = open_folder()
-        return own and [str(own.folder), own.branches]
+        return own and (str(own.folder), own.branches)
 
-    if (found := from_first(open_here)) is None or not several():
+    if (of_first := from_first(open_here)) is None or not several():
         return own
-    folder, branches = Path(found[0]), found[1]
-    checkpoint = storage.for_all(folder, lambda: own.checkpoint)
+    folder, branches = Path(of_first[0]), of_first[1]
+    checkpoint = storage.for_all(folder, lambda: own and own.checkpoint)
     return own or OpenedRun(folder, checkpoint, None, [], branches)
 
 
-def branched(opened, run_name, record):
+def branched(
+    opened: OpenedRun, run_name: str | None, record: dict[str, Any]
+) -> tuple[OpenedRun, dict[str, Any]]:
     """(the OpenedRun of a new run, beside the one from which it branches, with the checkpoint and
     the logs so far; the record with the name of the new run)."""
-    former = opened.folder
+    former, checkpoint = opened.folder, opened.checkpoint
+    assert checkpoint is not None
     own_name = read_json(former / "config.json").get("run_name")
     run_name = None if run_name == own_name else run_name
     parent = Path(relative_path(former.absolute().parent))
 
-    def begin():
+    def begin() -> str:
         folder = new_folder(parent.parent, parent.name, run_name)
         try:
             logs = [former / log for log in LOGS if inside(former, log).exists()]
-            for path in [*logs, opened.checkpoint.path]:
+            for path in [*logs, checkpoint.path]:
                 copy = shutil.copytree if path.is_dir() else shutil.copyfile
                 copy(path, folder / path.name)
         except (OSError, shutil.Error) as error:
@@ -235,7 +246,9 @@ def branched(opened, run_name, record):
 
 
 @contextmanager
-def holding(folder, resume, record):
+def holding(
+    folder: str | Path | None, resume: bool | Literal["override"], record: dict[str, Any]
+) -> Iterator[tuple[storage.Checkpoint | None, Callable[[], None]]]:
     """(the checkpoint that `fit` resumes from, or None; the function that prepares the folder, to
     be called before the run writes); the folder stays locked until the end of the `with` block."""
     if folder is None:
@@ -248,27 +261,31 @@ def holding(folder, resume, record):
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     opened = open_by_first(lambda: open_run(folder))
-
-    def begin():
-        if is_first() and resume:
-            former = cut_logs(opened)
-            for message in [*opened.skipped, *changed, *([former] if former else [])]:
-                logger.warning(message)
-            if opened.checkpoint:
-                log_what_is_left(opened, record["config"]["training"]["epochs"])
+    assert opened is not None
 
     try:
         with together():
             if not resume and (opened.checkpoint or (folder / metric_log.FILE).exists()):
-                epochs = f" of {opened.checkpoint.completed} epochs" if opened.checkpoint else ""
+                done = f" of {opened.checkpoint.completed} epochs" if opened.checkpoint else ""
                 raise UserError(
-                    f"{folder}: holds a run{epochs} already, as when a cell runs again; "
+                    f"{folder}: holds a run{done} already, as when a cell runs again; "
                     "continue it (resume=True), name another folder, or delete this one: "
                     f"import shutil; shutil.rmtree({str(folder)!r})"
                 )
             override = resume == "override"
             changed = changes(opened, record, override) if opened.checkpoint else []
             opened = opened.overridden() if override else opened
+
+        def begin() -> None:
+            if is_first() and resume:
+                former = cut_logs(opened)
+                for message in [*opened.skipped, *changed, *([former] if former else [])]:
+                    logger.warning(message)
+                if opened.checkpoint:
+                    log_what_is_left(
+                        folder, opened.checkpoint, record["config"]["training"]["epochs"]
+                    )
+
         yield opened.checkpoint, begin
     finally:
         opened.unlock()
@@ -280,7 +297,7 @@ def holding(folder, resume, record):
 # What is left to do.
 
 
-def nothing_left(opened, training, override):
+def nothing_left(opened: OpenedRun, training: TrainingOptions, override: bool) -> str | None:
     """Why there is nothing to resume, or None."""
     if opened.checkpoint is None:
         return None
@@ -305,9 +322,9 @@ def nothing_left(opened, training, override):
     return why and f"{folder}: {why}; raise it to continue"
 
 
-def log_what_is_left(opened, epochs):
+def log_what_is_left(folder: Path, checkpoint: storage.Checkpoint, epochs: int | None) -> None:
     """Log from where a run of `fit` continues, or why there is nothing left to train."""
-    completed, record = opened.checkpoint.completed, opened.checkpoint.record
+    completed, record = checkpoint.completed, checkpoint.record
     what = f"resuming after step {record['step']}"
     if epochs and completed >= epochs:
         what = (
@@ -318,13 +335,13 @@ def log_what_is_left(opened, epochs):
         what = (
             f'a callback stopped it in epoch {completed}; resume="override" continues nevertheless'
         )
-    logger.info("%s: %s", opened.folder, what)
+    logger.info("%s: %s", folder, what)
 
 
 # What has changed.
 
 
-def changes(opened, record, override=False):
+def changes(opened: OpenedRun, record: dict[str, Any], override: bool = False) -> list[str]:
     """What changed in config, facts, data and tokenizer since a run's checkpoint, one line each. A
     change that is not allowed is refused unless `override` is True."""
     if opened.checkpoint is None:
@@ -358,7 +375,7 @@ def changes(opened, record, override=False):
     return [f"Changed: {line}" for line in lines + refused]
 
 
-def compared(record):
+def compared(record: Mapping[str, Any]) -> dict[str, Any]:
     """{path: value} of all that must be the same when a run is resumed."""
     facts = {
         "facts": record["facts"],
@@ -374,7 +391,7 @@ def compared(record):
 # The logs.
 
 
-def cut_logs(opened):
+def cut_logs(opened: OpenedRun) -> str | None:
     """Remove what an interrupted write left, and the log lines after the checkpoint. If the run
     starts over, move its former log away, and return a line that says so; else return None."""
     storage.remove_leftovers(opened.folder)
@@ -384,7 +401,7 @@ def cut_logs(opened):
     return None
 
 
-def cut_back(folder, lengths, names):
+def cut_back(folder: str | Path, lengths: dict[str, int], names: Iterable[str]) -> None:
     """Cut logs back to the bytes that they had when a checkpoint was taken. A log that is not in
     `lengths` did not exist then."""
     for path in [Path(folder) / name for name in names]:
@@ -401,7 +418,7 @@ def cut_back(folder, lengths, names):
                 ) from error
 
 
-def set_aside(folder):
+def set_aside(folder: Path) -> str | None:
     """If a run that starts over had logged values, move its logs, and any checkpoints, into a new
     folder. Returns a line that says where, or None."""
     values = folder / metric_log.FILE
@@ -420,16 +437,16 @@ def set_aside(folder):
 # The state.
 
 
-def point_of(checkpoint, trainer, folder):
+def point_of(checkpoint: storage.Checkpoint, trainer: Trainer, folder: str | Path) -> Point:
     """The Point of a checkpoint in the folder of a run. Its seeds are those of the checkpoint,
     which a rollback may have changed, or new ones if the config has changed (--override)."""
-    record = checkpoint.record
+    record: dict[str, Any] = {**checkpoint.record}
     states = check_fits(checkpoint, trainer.replica_states())
     if has_other_seeds(trainer.recipe, record["config"]):
-        record = record | {"seeds": list(trainer.recipe.seeds)}
+        record["seeds"] = list(trainer.recipe.seeds)
     sums, line_continues = sums_so_far(checkpoint, trainer)
     if not line_continues:
-        record = record | {"lined": record["position"]}
+        record["lined"] = record["position"]
     length = record["lengths"].get(metric_log.FILE, 0)
     with together():
         rows = metric_log.epoch_rows(folder, length) if is_first() else []
@@ -438,7 +455,7 @@ def point_of(checkpoint, trainer, folder):
     return Point(states, record, history, checkpoint, fresh, sums)
 
 
-def sums_so_far(checkpoint, trainer):
+def sums_so_far(checkpoint: storage.Checkpoint, trainer: Trainer) -> tuple[TrainingSums, bool]:
     """(the TrainingSums of an unfinished epoch in a checkpoint, whether its next log line can use
     them). What is now measured differently starts again."""
     sums = trainer.training_sums()
@@ -451,24 +468,32 @@ def sums_so_far(checkpoint, trainer):
     return sums, line_continues
 
 
-def has_other_seeds(recipe, config):
+def has_other_seeds(recipe: Recipe, config: dict[str, Any]) -> bool:
     """Whether a recipe has other seeds than the config of a checkpoint."""
     before, now = config.get("training", {}).get("vary") or {}, recipe.training.vary or {}
     same_list = list(before.get("seed", ())) == list(now.get("seed", ()))
     return config.get("seed", recipe.seed) != recipe.seed or not same_list
 
 
-def check_unchanged(trainer, probe, pretrained, checkpoint):
+def check_unchanged(
+    trainer: Trainer,
+    probe: Probe,
+    pretrained: Pretrained | None,
+    checkpoint: storage.Checkpoint | None,
+) -> None:
     """Refuse to start or resume from weights if model/ now computes something else with them."""
     ts = trainer.replica_states()[0]
 
-    def outputs(*weights):  # weights sharded over processes may be too large for a single host
+    def outputs(
+        *weights: PyTree,
+    ) -> Arrays:  # weights sharded over processes may be too large for a single host
         return probe(*(trainer.put_weights(weights) if several() else weights))
 
     if pretrained:
         pretrained.check_probe(outputs, ts.params, ts.state)
     if checkpoint:
-        check_frozen(checkpoint.record, ts.state, checkpoint.name, pretrained)
+        if pretrained:
+            pretrained.check_frozen(checkpoint.record, ts.state, checkpoint.name)
         if stored := probe_of(checkpoint.arrays[0]):
             now = outputs(*weights_of(checkpoint, *ts.evaluated())[0])
             fix = "add --override to continue with the model as it is now"

@@ -17,12 +17,15 @@ If several rules match, the first one whose leaf the model has is used.
 import itertools
 import json
 import re
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from training.checkpoint import trees
+from training.checkpoint.orbax_folder import HostArray
 from utils import UserError
 from utils.files import read_json
 from utils.forms import local_path
@@ -51,14 +54,14 @@ class Rule(NamedTuple):
     text: str = ""  # the rule as it was written
 
     @property
-    def stand_in(self):
+    def stand_in(self) -> tuple[Callable[[np.ndarray], np.ndarray], str] | None:
         """(function, name of a leaf) that make an array that the model lacks; else None."""
         for start, function in STAND_INS.items():
             if self.form.startswith(start):
                 return function, self.form.removeprefix(start)
         return None
 
-    def names(self, match):
+    def names(self, match: re.Match[str]) -> list[str | None]:
         """The targets for the name that the regex matches."""
         try:
             return [target and match.expand(target) for target in self.targets]
@@ -69,16 +72,16 @@ class Rule(NamedTuple):
 # --- reading rules
 
 
-def read_rules(value, key="rules"):
+def read_rules(value: str | Path | Sequence, key: str = "rules") -> list[Rule]:
     """The Rules of an option: a list of them, the name of a ready rule file, or a path."""
-    if isinstance(value, list | tuple):
+    if not isinstance(value, str | PathLike):
         return [rule_of(rule, key) for rule in value]
     content, name = rule_file(value, key)
     rules = [rule_of(rule, name) for rule in content["rules"]]
     return expanded(rules, content.get("where", {}), name)
 
 
-def rule_file(value, key="rules"):
+def rule_file(value: str | Path, key: str = "rules") -> tuple[dict[str, Any], str]:
     """(the content of a rule file, given by its name or its path, what to call it in messages)."""
     path = FOLDER / f"{value}.json"
     if not re.fullmatch(r"\w+", str(value)) or not path.exists():
@@ -86,7 +89,7 @@ def rule_file(value, key="rules"):
         if not path.exists():
             ready = f"there are {', '.join(ready_files())}, or give a path"
             raise UserError(f"{key}: no rule file {str(value)!r}; {ready}")
-    content, name = read_json(path), path if path.parent != FOLDER else f"rules {value}"
+    content, name = read_json(path), str(path) if path.parent != FOLDER else f"rules {value}"
     if not {"rules"} <= set(content) <= {"about", "model", "where", "rules"}:
         keys = "rules, and may have about, model and where"
         raise UserError(f"{name}: must have the key {keys}; it has {', '.join(content)}")
@@ -95,22 +98,22 @@ def rule_file(value, key="rules"):
     return content, name
 
 
-def ready_files():
+def ready_files() -> list[str]:
     """The names of the rule files that are part of this project."""
     return sorted(path.stem for path in FOLDER.glob("*.json"))
 
 
-def rule_of(value, where):
+def rule_of(value: Any, where: str) -> Rule:
     """A rule, checked."""
-    match value:
-        case [str(regex), [*targets], *form]:
-            pass
-        case [str(regex), target, *form]:
-            targets = [target]
-        case _:
-            targets = []
+    entries = list(value) if isinstance(value, list | tuple) else []
+    regex, target, *form = entries if len(entries) > 1 else [None, []]
+    targets = target if isinstance(target, list | tuple) else [target]
     text = f"{where}: {shown(value)}"
-    if not targets or not all(isinstance(target, str | None) for target in targets):
+    if (
+        not isinstance(regex, str)
+        or not targets
+        or not all(isinstance(target, str | None) for target in targets)
+    ):
         raise UserError(f"{where}: {SHAPE}; got {shown(value)}")
     if len(form) > 1 or not all(isinstance(part, str) for part in form):
         raise UserError(f"{text}: the form must be one text such as 'OI->IO'")
@@ -134,11 +137,11 @@ def rule_of(value, where):
     return rule
 
 
-def shown(value):
+def shown(value: Any) -> str:
     return json.dumps(value, default=str)
 
 
-def expanded(rules, tables, name):
+def expanded(rules: list[Rule], tables: dict[str, dict[str, str]], name: str) -> list[Rule]:
     """The rules, with each word of `where` replaced by each of its pairs (in a regex, in a
     target)."""
     if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
@@ -162,46 +165,54 @@ def expanded(rules, tables, name):
 # --- into the model
 
 
-def chosen(rules, names, leaves):
+def chosen(
+    rules: Sequence[Rule], names: Iterable[str], leaves: Container[str]
+) -> dict[str, tuple[Rule | None, list[str | None]]]:
     """{name in the file: (its rule, the names of the leaves)}, or (None, [name in the file]) if no
     rule matches."""
     result = {}
     for name in names:
         matches = [(rule, m) for rule in rules if (m := re.fullmatch(rule.regex, name))]
         options = [(rule, rule.names(match)) for rule, match in matches] or [(None, [name])]
-        fits = (o for o in options if o[1] == [None] or any(target in leaves for target in o[1]))
+        fits = (o for o in options if o[1] == [None] or any(t and t in leaves for t in o[1]))
         result[name] = next(fits, options[0])
     return result
 
 
-def converted(path, rules, arrays, leaves):
+def converted(
+    path: str | Path,
+    rules: Sequence[Rule],
+    arrays: Mapping[str, HostArray],
+    leaves: Mapping[str, Any],
+) -> tuple[dict[str, HostArray], dict[str, tuple[str, Rule | None]]]:
     """({name of a leaf: array}, {name of a leaf: (name in the file, rule)}) of the arrays of a
     file."""
-    found, origin, copies = {}, {}, []
+    leaf_arrays, origin, copies = {}, {}, []
     for name, (rule, targets) in chosen(rules, arrays, leaves).items():
-        if targets == [None]:
-            if rule.form.startswith("copy of "):
-                match = re.fullmatch(rule.regex, name)
-                copies.append((name, match.expand(rule.stand_in[1]), rule))
+        if rule and targets == [None]:
+            copied = rule.stand_in if rule.form.startswith("copy of ") else None
+            if copied and (match := re.fullmatch(rule.regex, name)):
+                copies.append((name, match.expand(copied[1]), rule))
             continue
         array = arranged(path, name, arrays[name], rule)
         for target, part in split(array, targets, leaves).items():
             if target in origin:
                 both = f"{origin[target][0]} and {name} in {path} both become {target}"
                 raise UserError(f"{rule.text}: {both}" if rule else both)
-            found[target], origin[target] = part, (name, rule)
+            leaf_arrays[target], origin[target] = part, (name, rule)
     for name, leaf, rule in copies:
         if leaf in origin and not np.array_equal(arrays[name], arrays[origin[leaf][0]]):
             why = f"{name} must be a copy of {origin[leaf][0]}, and it is not"
             raise UserError(f"{path}: {why} ({rule.text}); the model needs a separate leaf for it")
-    return found, origin
+    return leaf_arrays, origin
 
 
-def arranged(path, name, array, rule):
+def arranged(path: str | Path, name: str, array: HostArray, rule: Rule | None) -> HostArray:
     """An array with the axes of the leaf."""
     if rule is None or not rule.form:
         return array
     theirs, ours = rule.form.split("->")
+    array = np.asarray(array)
     if array.ndim != len(theirs) or any(
         n != 1 for n, axis in zip(array.shape, theirs, strict=True) if axis == "1"
     ):
@@ -211,7 +222,7 @@ def arranged(path, name, array, rule):
     return with_axes(array, theirs, ours)
 
 
-def with_axes(array, before, after):
+def with_axes(array: np.ndarray, before: str, after: str) -> np.ndarray:
     """An array whose axes are called `before`, in the order `after`; 1 is an axis of length one."""
     array = array.reshape([n for n, axis in zip(array.shape, before, strict=True) if axis != "1"])
     before, kept = before.replace("1", ""), after.replace("1", "")
@@ -220,25 +231,29 @@ def with_axes(array, before, after):
     return np.expand_dims(array, places)
 
 
-def split(array, targets, leaves):
+def split(
+    array: HostArray, targets: Sequence[str | None], leaves: Mapping[str, Any]
+) -> dict[str, HostArray]:
     """{name of a leaf: its part of the last axis}. The parts have the sizes of the leaves; parts
     that the model lacks share the rest equally."""
+    known = [target for target in targets if target]
     if len(targets) == 1:
-        return {targets[0]: array}
-    total = array.shape[-1] if array.ndim else 0
-    sizes = [leaves[t].shape[-1] if t in leaves and leaves[t].shape else None for t in targets]
+        return dict.fromkeys(known, array)
+    total = array.shape[-1] if array.shape else 0
+    shapes = [leaves[target].shape if target and target in leaves else () for target in targets]
+    sizes = [shape[-1] if shape else None for shape in shapes]
     left, open_ = total - sum(size or 0 for size in sizes), sizes.count(None)
     if left < 0 or left % max(open_, 1) or (left and not open_):
-        return dict.fromkeys(filter(None, targets), array)  # reported with its shape
+        return dict.fromkeys(known, array)  # reported with its shape
     ends = np.cumsum([left // open_ if size is None else size for size in sizes])
-    parts = np.split(array, ends[:-1], axis=-1)
+    parts = np.split(np.asarray(array), ends[:-1], axis=-1)
     return {target: part for target, part in zip(targets, parts, strict=True) if target}
 
 
 # --- out of the model
 
 
-def written(rules, leaves):
+def written(rules: Sequence[Rule], leaves: Mapping[str, HostArray]) -> dict[str, np.ndarray]:
     """{name: array} for the other library, from {name of a leaf: array}."""
     arrays, used = {}, set()
     for rule in rules:
@@ -258,7 +273,7 @@ def written(rules, leaves):
                 item if isinstance(item, str) else match[f"g{item[0]}"] for item in items
             )
             if make:
-                arrays.setdefault(name, make(leaves[leaf]))
+                arrays.setdefault(name, make(np.asarray(leaves[leaf])))
                 continue
             if name in arrays:
                 raise UserError(f"{rule.text}: {name} is already written by another rule")
@@ -271,10 +286,10 @@ def written(rules, leaves):
     return arrays
 
 
-def pieces(regex):
+def pieces(regex: str) -> list[str | tuple[int, str]]:
     """A regex as a list of plain text and of groups (number, pattern); ValueError if it has other
     elements."""
-    found, groups, end = [], 0, 0
+    items, groups, end = [], 0, 0
     while end < len(regex):
         if not (match := PIECE.match(regex, end)):
             if regex[end] == "(":
@@ -283,42 +298,42 @@ def pieces(regex):
             raise ValueError(f"{text!r} stands outside of a group; put \\ before a plain character")
         if match["group"]:
             groups += 1
-            found.append((groups, match["group"]))
+            items.append((groups, match["group"]))
         else:
             optional = re.sub(r"\\(\W)", r"\1", match["optional"] or "")
-            found.append(optional or match["escaped"] or match["plain"] or "")
+            items.append(optional or match["escaped"] or match["plain"] or "")
         end = match.end()
-    return found
+    return items
 
 
-def leaf_pattern(target, regex, items):
+def leaf_pattern(target: str, regex: str, items: list[str | tuple[int, str]]) -> re.Pattern[str]:
     """The compiled regex that a name made from the target matches, with groups called g1 and so on;
     ValueError if such a name does not say what the groups of `regex`, in `items`, matched."""
     patterns = dict(item for item in items if isinstance(item, tuple))
-    result, end, seen = "", 0, set()
+    result, end, named = "", 0, set()
     for reference in REFERENCE.finditer(target):
         number = number_of(reference, regex)
         result += re.escape(target[end : reference.start()])
         end = reference.end()
-        result += f"(?P=g{number})" if number in seen else f"(?P<g{number}>{patterns[number]})"
-        seen.add(number)
-    if lacking := patterns.keys() - seen:
+        result += f"(?P=g{number})" if number in named else f"(?P<g{number}>{patterns[number]})"
+        named.add(number)
+    if lacking := patterns.keys() - named:
         raise ValueError(f"{target!r} does not contain group {min(lacking)} of the regex")
     return re.compile(result + re.escape(target[end:]))
 
 
-def number_of(reference, regex):
+def number_of(reference: re.Match[str], regex: str) -> int:
     """The number of the group that a reference such as \\1 or \\g<name> stands for."""
     key = reference[1] or reference[2]
     return int(key) if key.isdecimal() else re.compile(regex).groupindex[key]
 
 
-def name_of_leaf(target, regex, match):
+def name_of_leaf(target: str, regex: str, match: re.Match[str]) -> str:
     """The name that a target makes, from a match of another target's `leaf_pattern`."""
     return REFERENCE.sub(lambda found: match[f"g{number_of(found, regex)}"], target)
 
 
-def joined(rule, names, leaves):
+def joined(rule: Rule, names: Sequence[str | None], leaves: Mapping[str, HostArray]) -> np.ndarray:
     """The array of the other library that these leaves make."""
     if missing := [name for name in names if name and name not in leaves]:
         raise UserError(f"{rule.text}: the model has no {', '.join(missing)}")

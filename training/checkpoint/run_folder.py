@@ -10,11 +10,13 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
+from typing import Any
 
 from data_loader.base import fingerprints_of, has_items, length
+from training.run import Run
 from training.watching.metric_log import json_safe
 from utils import PACKAGE, RunError, UserError, quoted, relative_path
 from utils.files import atomic_write, fresh_folder, locked, parse_json, read_file
@@ -27,7 +29,7 @@ TOKENIZER = "tokenizer.json"
 PACKAGES = ("jax", "jaxlib", "numpy", "safetensors", *([PACKAGE[:-1]] if PACKAGE else []))
 
 
-def new_folder(base, title, run_name=None):
+def new_folder(base: str | Path, title: str, run_name: str | None = None) -> Path:
     """saved/<title>/<run_name>, which must not exist; without a name saved/<title>/<date_time>, a
     new one even when two runs start in the same second."""
     stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
@@ -36,18 +38,20 @@ def new_folder(base, title, run_name=None):
         parent.mkdir(parents=True, exist_ok=True)
         if run_name:
             return named_folder(parent / run_name)
-        for n in count(1):
-            folder = parent / (stamp if n == 1 else f"{stamp}_{n}")
+        n, folder = 1, parent / stamp
+        while True:
             with suppress(FileExistsError):
                 folder.mkdir()
                 return folder
+            n += 1
+            folder = parent / f"{stamp}_{n}"
     except OSError as error:
         raise RunError(
             f"{parent}: cannot be made: {error.strerror}; choose a folder with checkpoint.dir"
         ) from error
 
 
-def named_folder(folder):
+def named_folder(folder: Path) -> Path:
     """A folder with a chosen name. It may exist if a process was killed there before its run
     began."""
     try:
@@ -62,7 +66,7 @@ def named_folder(folder):
     return folder
 
 
-def is_locked(folder):
+def is_locked(folder: Path) -> bool:
     """Whether a process trains in this folder."""
     try:
         os.close(locked(folder, shared=True))
@@ -71,7 +75,14 @@ def is_locked(folder):
     return False
 
 
-def record(config, facts, datasets, fingerprints=(), classes=None, tokenizer=None):
+def record(
+    config: dict[str, Any],
+    facts: dict[str, Any],
+    datasets: Mapping[str, Any],
+    fingerprints: Iterable[tuple[str, str]] = (),
+    classes: Sequence[str] | None = None,
+    tokenizer: str | None = None,
+) -> dict[str, Any]:
     """The part of a checkpoint's record that describes the run, as plain JSON; `fingerprints` are
     those of the objective, `classes` are the names of the classes, `tokenizer` is the text of its
     file."""
@@ -86,12 +97,18 @@ def record(config, facts, datasets, fingerprints=(), classes=None, tokenizer=Non
     return json.loads(json.dumps(content, default=plain))
 
 
-def plain(value):
+def plain(value: Any) -> Any:
     """A NumPy number or array as JSON has it; anything else as text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
-def describe(folder, record, datasets, root, own_files):
+def describe(
+    folder: Path,
+    record: dict[str, Any],
+    datasets: Mapping[str, Any],
+    root: Path,
+    own_files: dict[Path, Path],
+) -> None:
     """Write what distinguishes this run from others: its code, environment.json, and what `update`
     writes."""
     data = {
@@ -104,7 +121,7 @@ def describe(folder, record, datasets, root, own_files):
     update(folder, record, root, own_files)
 
 
-def copy_code(folder, root, own_files):
+def copy_code(folder: Path, root: Path, own_files: dict[Path, Path]) -> None:
     """Write model/, and in user_modules/ a copy of the user's own files, {path below its folder:
     file}. Evaluations and exports import the copies."""
     ignored = shutil.ignore_patterns("__pycache__")
@@ -122,7 +139,7 @@ def copy_code(folder, root, own_files):
         raise RunError(f"{target}: cannot be written: {why}") from error
 
 
-def changed_code(folder, own_files):
+def changed_code(folder: Path, own_files: dict[Path, Path]) -> list[Path]:
     """The user's own files that have another copy in the run's folder, or none."""
     copies = {path: folder / USER_MODULES / path for path in own_files}
     return [
@@ -132,7 +149,7 @@ def changed_code(folder, own_files):
     ]
 
 
-def update(folder, record, root, own_files):
+def update(folder: Path, record: dict[str, Any], root: Path, own_files: dict[Path, Path]) -> None:
     """Write the code, the config and the tokenizer that the run uses from now on, and remove the
     mark of a finished run. A model that computes something else was refused before."""
     copy_code(folder, root, own_files)
@@ -143,7 +160,7 @@ def update(folder, record, root, own_files):
     write_json(folder / "config.json", record["config"] | {"$schema": schema})
 
 
-def finish(folder, run, peak):
+def finish(folder: Path, run: Run, peak: dict[str, int]) -> None:
     """Mark a run as finished, so that `--resume auto` skips it; `peak` is its peak memory."""
     metrics = json_safe(run.metrics)
     keys = ("name", "epoch", "step", "monitor", "value")
@@ -153,7 +170,7 @@ def finish(folder, run, peak):
     write_json(folder / FINISHED, content)
 
 
-def changes_of_environment(folder, root):
+def changes_of_environment(folder: Path, root: Path) -> list[str]:
     """What has changed since the run began, one line each. Only the same machine and versions give
     the same bits."""
     path = folder / "environment.json"
@@ -169,7 +186,7 @@ def changes_of_environment(folder, root):
     ]
 
 
-def flat(value, path=""):
+def flat(value: Any, path: str = "") -> dict[str, Any]:
     """{path.to.key: value} of nested objects and lists."""
     items = {}
     if isinstance(value, dict):
@@ -185,12 +202,12 @@ def flat(value, path=""):
     }
 
 
-def write_json(path, value):
+def write_json(path: Path, value: Any) -> None:
     """A JSON file for people to read."""
     atomic_write(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
-def environment(root):
+def environment(root: Path) -> dict[str, Any]:
     """Versions, devices and git commit: what the bits of a run depend on besides config and
     data."""
     import jax
@@ -206,12 +223,12 @@ def environment(root):
     }
 
 
-def source(dataset):
+def source(dataset: Any) -> str:
     """Where a dataset came from, if it has a `source`."""
     return getattr(dataset, "source", type(dataset).__name__)
 
 
-def git_commit(root):
+def git_commit(root: Path) -> str | None:
     """The commit of Rawtree's own checkout, marked if it is not clean; elsewhere that of the user's
     project, without a mark; None outside a checkout."""
     own = not PACKAGE and (Path(root) / ".git").exists()

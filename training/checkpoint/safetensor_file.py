@@ -10,10 +10,14 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import DTypeLike
 
 from utils import Damaged, UserError, check_memory, cut, format_bytes
 from utils.files import atomic_file, open_file, parse_json
@@ -25,6 +29,8 @@ TYPES |= {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E4M3FNUZ": ml_dtypes.float8_e4
 TYPES |= {"F8_E5M2": ml_dtypes.float8_e5m2, "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz}
 TYPES |= {"F8_E8M0": ml_dtypes.float8_e8m0fnu}
 CODES = {np.dtype(dtype).name: code for code, dtype in TYPES.items()}
+
+Form = tuple[list[int], DTypeLike]  # the shape and type of an array
 
 LONGEST_HEADER = 16 * 2**20  # bytes; hostile JSON takes many times its length in memory
 NO_DIGEST = b"0" * 64  # hashed in place of the digest, which cannot contain itself
@@ -44,7 +50,7 @@ FROM_TORCH = (
 )
 
 
-def write(path, arrays, record):
+def write(path: str | Path, arrays: Mapping[str, Any], record: Mapping[str, Any]) -> None:
     """Write {name: array}, the record and the digest, all of it or nothing."""
     arrays = {name: np.asarray(leaf) for name, leaf in arrays.items()}
     # Widest types first, like the stock writer, so that each array is aligned to its element size.
@@ -64,7 +70,7 @@ def write(path, arrays, record):
         file.write(digest.hexdigest().encode())
 
 
-def read(path, verified=False):
+def read(path: str | Path, verified: bool = False) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """({name: array}, record), checked against the digest, if there is one, unless `verified`."""
     with opened(path) as file:
         raw, forms, metadata = read_header(path, file)
@@ -76,7 +82,7 @@ def read(path, verified=False):
         arrays = allocate(path, forms, os.fstat(file.fileno()).st_size - file.tell())
         for array in arrays.values():
             data = raw_bytes(array)
-            if file.readinto(data) != len(data):
+            if file.readinto(data) != len(data):  # pyright: ignore[reportAttributeAccessIssue]  # open() makes a file with it
                 raise not_valid(path, "it became shorter while it was being read")
             if signed and not verified:
                 digest.update(data)
@@ -85,16 +91,19 @@ def read(path, verified=False):
     return arrays, parse_record(path, metadata)
 
 
-def read_record(path):
+def read_record(path: str | Path) -> dict[str, Any]:
     """The record alone; neither the arrays nor the digest are read."""
     with opened(path) as file:
         return parse_record(path, read_header(path, file)[2])
 
 
-def make_header(path, arrays, record):
+def make_header(
+    path: str | Path, arrays: Mapping[str, np.ndarray], record: Mapping[str, Any]
+) -> bytes:
     """The JSON header, with a blank digest at a position that is independent of the rest."""
     metadata = {"sha256": NO_DIGEST.decode(), "rawtree": json.dumps(record)}
-    header, end = {"__metadata__": metadata}, 0
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
     for name, array in arrays.items():
         if array.dtype.name not in CODES:
             raise UserError(
@@ -113,13 +122,13 @@ def make_header(path, arrays, record):
     return text
 
 
-def raw_bytes(array):
+def raw_bytes(array: np.ndarray) -> memoryview:
     """The memory of a contiguous array; as uint8, since Python buffers do not support bfloat16."""
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return array.reshape(-1).view(np.uint8).data
 
 
 @contextmanager
-def opened(path):
+def opened(path: str | Path) -> Iterator[BinaryIO]:
     """The file, opened for reading; any failure is an error that names it."""
     try:
         with open_file(path) as file:
@@ -130,12 +139,12 @@ def opened(path):
         raise Damaged(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def not_valid(path, why):
+def not_valid(path: str | Path, why: str | Exception) -> Damaged:
     """The error for a file that is not a safetensors file, or only a part of one."""
     return Damaged(f"{path}: is not a valid safetensors file: {cut(str(why), 200)}")
 
 
-def read_header(path, file):
+def read_header(path: str | Path, file: BinaryIO) -> tuple[bytes, dict[str, Form], dict[str, str]]:
     """(the bytes of the header, {name: (shape, type)} in the order of the file, metadata); leaves
     the file at its first array."""
     from safetensors import SafetensorError, safe_open
@@ -163,9 +172,9 @@ def read_header(path, file):
         raise not_valid(path, error) from error
 
 
-def allocate(path, forms, size):
+def allocate(path: str | Path, forms: dict[str, Form], size: int) -> dict[str, np.ndarray]:
     """{name: empty array}, which take this number of bytes together."""
-    check_memory(path, size)
+    check_memory(str(path), size)
     try:
         return {name: np.empty(*form) for name, form in forms.items()}
     except ValueError as error:  # more axes, or a longer one, than NumPy has
@@ -175,7 +184,7 @@ def allocate(path, forms, size):
         raise UserError(f"{path}: there is not enough memory for its arrays ({needed})") from error
 
 
-def parse_record(path, metadata):
+def parse_record(path: str | Path, metadata: dict[str, str]) -> dict[str, Any]:
     """The record, which is JSON text in the metadata."""
     try:
         record = parse_json(metadata.get("rawtree", "{}"))

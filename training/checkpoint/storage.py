@@ -8,14 +8,18 @@ replicas, the names of the arrays begin with a number, `0/params/...`.
 import importlib.util
 import re
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import jax
+from jaxtyping import PyTree
 
 from training.base import key_data
 from training.checkpoint import orbax_folder, safetensor_file
-from training.checkpoint.record import check_record
+from training.checkpoint.orbax_folder import HostArray
+from training.checkpoint.record import Record, check_record
 from training.processes import from_first, is_first
 from training.rows import below
 from utils import Damaged, UserError, echo, named_leaves, quoted
@@ -37,11 +41,11 @@ class Checkpoint(NamedTuple):
 
     name: str
     path: Path
-    arrays: list  # {name: array} of each replica
-    record: dict
+    arrays: list[dict[str, HostArray]]  # {name: array} of each replica
+    record: Record
 
     @property
-    def completed(self):
+    def completed(self) -> int:
         """How many epochs were trained to their end."""
         return self.record["epoch"] - bool(self.record["position"])
 
@@ -49,23 +53,23 @@ class Checkpoint(NamedTuple):
 # Files.
 
 
-def format_of(path):
+def format_of(path: str | Path) -> ModuleType:
     """The module that reads and writes the format of this path."""
     return orbax_folder if Path(path).suffix == SUFFIXES["orbax"] else safetensor_file
 
 
-def save(path, tree, record):
+def save(path: str | Path, tree: PyTree, record: Mapping[str, Any]) -> None:
     """Write a tree of arrays under the names of its leaves, and the record."""
     format_of(path).write(path, named_leaves(jax.tree.map(key_data, tree)), record)
 
 
-def load(path, verified=False):
+def load(path: str | Path, verified: bool = False) -> tuple[dict[str, HostArray], dict[str, Any]]:
     """({name: array}, record) of a checkpoint, checked against its digest unless that was done
     (`verified`). The record of a safetensors file from another program is empty."""
     return format_of(path).read(path, verified)
 
 
-def load_one(path):
+def load_one(path: str | Path) -> tuple[dict[str, HostArray], dict[str, Any]]:
     """({name: array}, record) of the first replica in a checkpoint, or of the one of this number:
     `checkpoint-epoch_3.params:1`. The record says which it is, as "replica"; that of another
     program's file is empty."""
@@ -80,7 +84,7 @@ def load_one(path):
     return own or arrays, record | {"replica": number}
 
 
-def record_of(path):
+def record_of(path: str | Path) -> Record | None:
     """The record of a checkpoint, which is not verified; None if it cannot be used."""
     try:
         return check_record(path, format_of(path).read_record(path))
@@ -88,14 +92,14 @@ def record_of(path):
         return None
 
 
-def format_for(name, processes=None):
+def format_for(name: str, processes: int | None = None) -> str:
     """The checkpoint format of this run: with several processes, only Orbax can write one."""
     if name != "auto":
         return name
     return "orbax" if (processes or jax.process_count()) > 1 else "safetensors"
 
 
-def check_format(name, processes=None):
+def check_format(name: str, processes: int | None = None) -> None:
     """Refuse, before training starts, a format that cannot be written here."""
     if name == "safetensors" and (processes or jax.process_count()) > 1:
         raise UserError(
@@ -109,7 +113,7 @@ def check_format(name, processes=None):
 # Names.
 
 
-def files(folder):
+def files(folder: str | Path) -> dict[str, Path]:
     """{name: its file} of all checkpoints. A process that was killed after a change of format may
     have left one in both formats; then either file serves."""
     matches = [FILE.fullmatch(path.name) for path in sorted(Path(folder).glob("*checkpoint-*"))]
@@ -117,29 +121,29 @@ def files(folder):
     return {path.stem: path for path in paths}
 
 
-def file_of(folder, name):
+def file_of(folder: str | Path, name: str) -> Path:
     """The file of a checkpoint, or the path where it was if it is not there."""
     return files(folder).get(name, Path(folder) / name)
 
 
-def checkpoints(folder):
+def checkpoints(folder: str | Path) -> dict[str, Path]:
     """{name: its file} of the checkpoints, oldest first: in the order of their steps, where the end
     of an epoch comes last. One with an unreadable record counts as newest."""
 
-    def age(item):
+    def age(item: tuple[str, Path]) -> tuple[float, bool]:
         record = record_of(item[1])
         return (record["step"], record["position"] == 0) if record else (float("inf"), False)
 
     return dict(sorted(files(folder).items(), key=age))
 
 
-def records(folder):
+def records(folder: str | Path) -> dict[str, Record]:
     """{name: record} of the checkpoints whose record can be read, oldest first; not verified."""
     record_by_name = {name: record_of(path) for name, path in checkpoints(folder).items()}
     return {name: record for name, record in record_by_name.items() if record}
 
 
-def remove_leftovers(folder):
+def remove_leftovers(folder: str | Path) -> None:
     """Remove what a process left that was killed while writing."""
     folder = Path(folder)
     hidden = [*folder.glob(".*.tmp"), *folder.glob("*/.*.tmp")]
@@ -153,14 +157,14 @@ def remove_leftovers(folder):
 # Reading a checkpoint of this run.
 
 
-def read(folder, name, whole=False, verified=False):
+def read(folder: str | Path, name: str, whole: bool = False, verified: bool = False) -> Checkpoint:
     """Read a checkpoint; `whole` requires everything that resuming a run needs."""
     path = files(folder).get(name)
     if not path:
         present = ", ".join(checkpoints(folder)) or "none"
         raise Damaged(f"{folder}: has no {name}; it has {present}")
     arrays, record = load(path, verified)
-    check_record(path, record)
+    record = check_record(path, record)
     if whole and not record["whole"]:
         raise Damaged(
             f"{path}: holds only weights (checkpoint.save_optimizer_state was false), so a run "
@@ -171,7 +175,7 @@ def read(folder, name, whole=False, verified=False):
     return Checkpoint(name, path, own, record)
 
 
-def newest(folder):
+def newest(folder: str | Path) -> tuple[Checkpoint | None, list[Damaged]]:
     """(the newest valid checkpoint from which a run can resume, or None; errors of newer ones)"""
     errors = []
     for name in reversed(checkpoints(folder)):
@@ -182,12 +186,12 @@ def newest(folder):
     return None, errors
 
 
-def for_all(folder, find):
+def for_all(folder: str | Path, find: Callable[[], Checkpoint | None]) -> Checkpoint | None:
     """The checkpoint of a folder that `find()` returns in process 0, or None; the other processes
     read the same one."""
     own = None
 
-    def find_name():
+    def find_name() -> str | None:
         nonlocal own
         own = find()
         return own and own.name
@@ -196,7 +200,7 @@ def for_all(folder, find):
     return own if name is None or is_first() else read(folder, name, verified=True)
 
 
-def evidence_of_lost(folder):
+def evidence_of_lost(folder: str | Path) -> Iterator[str]:
     """Lines which show that a folder without a valid checkpoint had one. If there are none, the
     process was killed before it had written the first one."""
     for name, path in files(folder).items():
@@ -209,7 +213,7 @@ def evidence_of_lost(folder):
 # Choosing one.
 
 
-def checkpoint_at(path, best=False):
+def checkpoint_at(path: str | Path, best: bool = False) -> Path:
     """The checkpoint at a path; in a run's folder the newest one, or the best one."""
     path = local_path("path", path)
     if not path.is_dir() or path.name.startswith("checkpoint-"):  # Orbax writes folders
@@ -243,7 +247,7 @@ def checkpoint_at(path, best=False):
     return present[name]
 
 
-def best_in(folder):
+def best_in(folder: str | Path) -> tuple[str | None, str]:
     """(the name of a run's best checkpoint, as its newest one records it, the metric with its
     value); (None, the metric) if there is none."""
     record = [{}, *records(folder).values()][-1]
@@ -253,7 +257,7 @@ def best_in(folder):
     return None, monitor
 
 
-def chosen_checkpoint(path, best=False):
+def chosen_checkpoint(path: str | Path, best: bool = False) -> Path:
     """`checkpoint_at` for a command: a line on stderr says which checkpoint that is."""
     file = checkpoint_at(path, best)
     which = ""

@@ -1,21 +1,27 @@
 """From the arrays of a checkpoint, by name, to the trees of a run."""
 
 import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
-from training.base import FROZEN, evaluated_part
+from training.base import FROZEN, TrainState, evaluated_part
+from training.checkpoint.orbax_folder import HostArray
+from training.checkpoint.storage import Checkpoint
 from utils import UserError, is_stacked, map_named, named_leaves, single_names
 
 
-def saved_part(ts):
+def saved_part(ts: TrainState) -> dict[str, PyTree]:
     """The trees of a TrainState that are in a checkpoint. Its record has the seed."""
     return {name: tree for name, tree in ts._asdict().items() if name not in ("halted", "seed")}
 
 
-def check_fits(checkpoint, states):
+def check_fits(checkpoint: Checkpoint, states: Sequence[TrainState]) -> list[TrainState]:
     """TrainStates like these, which may be shapes, with the arrays of a checkpoint that fits."""
     has, needs = len(checkpoint.arrays), len(states)
     if has != needs:
@@ -26,7 +32,9 @@ def check_fits(checkpoint, states):
     ]
 
 
-def weights_of(checkpoint, params, state):
+def weights_of(
+    checkpoint: Checkpoint, params: PyTree, state: PyTree
+) -> list[tuple[PyTree, PyTree]]:
     """[(params, state)] of a checkpoint that are evaluated, in trees like these."""
     trees = []
     for arrays in checkpoint.arrays:
@@ -36,7 +44,7 @@ def weights_of(checkpoint, params, state):
     return trees
 
 
-def filled(path, arrays, like):
+def filled(path: str | Path, arrays: Mapping[str, HostArray], like: PyTree) -> Any:
     """The tree `like` with a checkpoint's arrays, whose names, shapes and types must all agree. Its
     frozen weights stay, since no checkpoint holds them."""
     leaves = {n: leaf for n, leaf in named_leaves(like).items() if not n.startswith(FROZEN)}
@@ -47,7 +55,7 @@ def filled(path, arrays, like):
     return map_named(lambda n, leaf: typed(stored[n], leaf) if n in wanted else leaf, like)
 
 
-def restacked(arrays, wanted):
+def restacked(arrays: Mapping[str, HostArray], wanted: Mapping[str, Any]) -> dict[str, HostArray]:
     """The arrays, where equal blocks are stacked or separate as in the `wanted` leaves, by the
     `scan` of the model."""
     arrays, others = dict(arrays), [name for name in arrays if name not in wanted]
@@ -64,7 +72,7 @@ def restacked(arrays, wanted):
     return arrays
 
 
-def of_single_blocks(leaves):
+def of_single_blocks(leaves: Mapping[str, Any]) -> dict[str, Any]:
     """The shapes of the leaves by name, where stacked blocks are separate."""
     shapes = {}
     for name, leaf in leaves.items():
@@ -74,7 +82,13 @@ def of_single_blocks(leaves):
     return shapes
 
 
-def differences(stored, wanted, same_type, whose="model", called=str):
+def differences(
+    stored: Mapping[str, HostArray],
+    wanted: Mapping[str, Any],
+    same_type: Callable[[Any, Any], bool],
+    whose: str = "model",
+    called: Callable[[str], str] = str,
+) -> list[str]:
     """One line for each leaf that is missing or unexpected, or has the wrong shape or type.
     `called(name)` is the name to print for a leaf of the file."""
     missing = [f"missing: {n} {leaf.shape}" for n, leaf in wanted.items() if n not in stored]
@@ -95,29 +109,31 @@ def differences(stored, wanted, same_type, whose="model", called=str):
     return missing + extra + misfit
 
 
-def refuse(what, lines):
+def refuse(what: str, lines: Sequence[str]) -> None:
     """Raise one error that lists all the lines, if there are any."""
     if lines:
         raise UserError("\n  ".join([what, *lines]))
 
 
-def some(names):
+def some(names: Iterable[str]) -> str:
     """The first few of many names."""
     names = list(names)
     return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
 
 
-def is_key(leaf):
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+def is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def as_stored(leaf):
+def as_stored(leaf: Any) -> Any:
     """A leaf as a file stores it: a typed random key as its integers."""
     return jax.eval_shape(jax.random.key_data, leaf) if is_key(leaf) else leaf
 
 
-def typed(array, leaf):
+def typed(array: HostArray, leaf: Any) -> HostArray | jax.Array:
     """An array of a file, turned into a typed random key if the leaf is one."""
     if not is_key(leaf):
         return array
-    return jax.random.wrap_key_data(array, impl=jax.random.key_impl(jnp.empty((), leaf.dtype)))
+    return jax.random.wrap_key_data(
+        jnp.asarray(array), impl=jax.random.key_impl(jnp.empty((), leaf.dtype))
+    )

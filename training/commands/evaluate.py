@@ -7,13 +7,17 @@ import logging
 import re
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from data_loader.base import fingerprints_of, loaded
+from training.base import Parts
 from training.checkpoint import storage
 from training.checkpoint.keeper import Kept, protect
 from training.checkpoint.pretrained import with_base
@@ -23,7 +27,7 @@ from training.checkpoint.run_folder import FINISHED, plain, write_json
 from training.checkpoint.trees import weights_of
 from training.devices.sharding import Plan
 from training.engine import Trainer
-from training.options import monitor_for
+from training.options import CheckpointOptions, monitor_for
 from training.preprocess import with_recorded
 from training.recipe import compose
 from training.sets import split_sets
@@ -39,7 +43,7 @@ EVALUATIONS = "evaluations.jsonl"
 PAUSE = 2.0  # seconds between two looks at a folder
 
 
-def evaluate(parts, named, best=False):
+def evaluate(parts: Parts, named: str, best: bool = False) -> int:
     """Evaluate one checkpoint on the held-out sets; print the metrics as JSON, and write them into
     the run's folder."""
     folder = run_folder_of(named, "--evaluate")
@@ -58,7 +62,7 @@ def evaluate(parts, named, best=False):
     return DONE
 
 
-def changed(config, other, path=""):
+def changed(config: Any, other: Any, path: str = "") -> dict[str, Any]:
     """{path: the value in the `other` config} of each value of a config that differs there, and
     that may change an evaluation. Lists are compared as a whole."""
     if path in UNUSED or config == other:
@@ -70,21 +74,21 @@ def changed(config, other, path=""):
     return {k: v for at, key in pairs for k, v in changed(config[key], other.get(key), at).items()}
 
 
-def watch(parts, named):
+def watch(parts: Parts, named: str) -> int:
     """Evaluate every checkpoint of a run as it appears, one line each in evaluations.jsonl, until
     the run has ended; the best by checkpoint.monitor are kept."""
     folder = run_folder_of(named, "--watch")
     earlier, parts = rows(folder / EVALUATIONS), with_statistics_of(folder, parts)
-    seen = {row["checkpoint"] for row in earlier}
+    evaluated = {row["checkpoint"] for row in earlier}
     with closing(CheckpointEvaluation(parts)) as evaluation:
         monitor = monitor_for(parts.checkpoint.monitor, evaluation.sets, None)
         best = Best(folder, replace(parts.checkpoint, monitor=monitor), earlier)
         while True:
             # Checked first, so that every checkpoint saved before the end is found below.
             ended = (folder / FINISHED).exists()
-            new = [name for name in storage.checkpoints(folder) if name not in seen]
+            new = [name for name in storage.checkpoints(folder) if name not in evaluated]
             for name in new:
-                seen.add(name)
+                evaluated.add(name)
                 try:
                     with best.reading(name):
                         row = evaluation.row(folder, name)
@@ -101,24 +105,26 @@ def watch(parts, named):
                 time.sleep(PAUSE)
 
 
-def with_statistics_of(folder, parts):
+def with_statistics_of(folder: Path, parts: Parts) -> Parts:
     """The parts with the statistics that a run computed from its training set."""
     path = folder / "config.json"
-    return with_recorded(parts, read_json(path), path) if parts.unfitted else parts
+    return with_recorded(parts, read_json(path), str(path)) if parts.unfitted else parts
 
 
 class Best:
     """The best checkpoints by the metrics of this evaluator, which may measure more than the
     training process. That process does not delete them, nor the one that is being read."""
 
-    def __init__(self, folder, options, earlier):
+    def __init__(
+        self, folder: Path, options: CheckpointOptions, earlier: Sequence[dict[str, Any]]
+    ) -> None:
         self.folder, self.options, self.kept, self.warned = folder, options, Kept(), False
         options.sign()  # to fail now rather than at the first checkpoint
         for row in earlier:
             self.add(row)
 
     @contextmanager
-    def reading(self, name):
+    def reading(self, name: str) -> Iterator[None]:
         """Within this block, a checkpoint is protected; after it, only if it is among the best."""
         protect(self.folder, self.kept.best, name)
         try:
@@ -126,7 +132,7 @@ class Best:
         finally:
             protect(self.folder, self.kept.best)
 
-    def add(self, row):
+    def add(self, row: dict[str, Any]) -> dict[str, bool]:
         """Rank a row of evaluations.jsonl; returns {"best": whether it is the best so far}."""
         monitor, name = self.options.monitor, row["checkpoint"]
         if monitor is None:
@@ -140,7 +146,7 @@ class Best:
             self.kept = self.kept.add(name, metrics[monitor], self.options, regular=False)
         return {"best": bool(self.kept.best) and self.kept.best[0][0] == name}
 
-    def report(self):
+    def report(self) -> None:
         """Print the best checkpoints."""
         for name, value in self.kept.best:
             monitor = self.options.monitor
@@ -148,7 +154,7 @@ class Best:
             echo(f"Best by {monitor}: {path} ({value:.4f})", file=sys.stderr)
 
 
-def rows(path):
+def rows(path: Path) -> list[dict[str, Any]]:
     """The JSON lines of a file that may not exist; a torn last line is ended, and skipped."""
     values, line = [], b"\n"
     try:
@@ -162,7 +168,7 @@ def rows(path):
     return [row for row in values if is_row(row)]
 
 
-def is_row(row):
+def is_row(row: Any) -> bool:
     """Whether this is a line that `watch` writes: a checkpoint with its metrics. Its name becomes
     part of a pattern, so it must not contain one, or lead out of the folder."""
     name = row.get("checkpoint") if isinstance(row, dict) else None
@@ -175,7 +181,7 @@ def is_row(row):
 class CheckpointEvaluation:
     """Evaluates checkpoints of one config on its held-out sets; everything is compiled once."""
 
-    def __init__(self, parts):
+    def __init__(self, parts: Parts) -> None:
         # The metrics of callbacks are not reported here.
         parts = replace(parts, callbacks=())
         plan = Plan.on_paper(parts.mesh, parts.sharding)
@@ -195,11 +201,11 @@ class CheckpointEvaluation:
                 lambda: jax.tree.map(lambda a: jnp.asarray(a)[None], parts.example)
             )
         spec = probe_input(batch, parts.preprocess, parts.model)
-        model_with = lambda numbers: recipe.with_numbers(numbers).model  # noqa: E731
-        self.probe = Probe(parts.model, spec, self.trainer.numbers, model_with)
+        numbers = self.trainer.numbers
+        self.probe = Probe(parts.model, spec, numbers, lambda own: recipe.with_numbers(own).model)
         self.parts = parts
 
-    def row(self, folder, name):
+    def row(self, folder: Path, name: str) -> dict[str, Any]:
         """The metrics of a checkpoint of a run."""
         checkpoint = storage.read(folder, name)
         count, replicas = len(checkpoint.arrays), len(self.trainer.seeds)
@@ -207,6 +213,7 @@ class CheckpointEvaluation:
             raise UserError(f"{name}: replicas: it holds {count}, the config says {replicas}")
         params, state = self.trainer.weight_specs
         config, record = self.parts.config, checkpoint.record
+        assert config is not None
         state = with_base(self.parts.model, params, state, config, record, name)
         trees = weights_of(checkpoint, params, state)
         for number, (arrays, tree) in enumerate(zip(checkpoint.arrays, trees, strict=True)):
@@ -215,13 +222,14 @@ class CheckpointEvaluation:
                 check_meaning(checkpoint.path, probe_of(arrays), self.probe(*tree, number), fix)
         weights = [self.trainer.put_weights(tree) for tree in trees]
         metrics = {}
+        epoch, step = record["epoch"], record["step"]
         for each in self.sets:
-            when = {"epoch": record["epoch"], "step": record["step"]}
-            sums = self.trainer.evaluate(each, weights=weights, **when)
+            sums = self.trainer.evaluate(each, weights=weights, epoch=epoch, step=step)
+            assert sums is not None  # nothing stops it early
             metrics |= self.reader.values(each, sums)
-        where = {"checkpoint": name, "epoch": record["epoch"], "step": record["step"]}
+        where = {"checkpoint": name, "epoch": epoch, "step": step}
         return where | {"metrics": json_safe(metrics)}
 
-    def close(self):
+    def close(self) -> None:
         """End the threads that read ahead."""
         self.trainer.close()

@@ -28,7 +28,7 @@ from utils import (
 logger = logging.getLogger("main")
 
 
-def post_mortem(error):
+def post_mortem(error: BaseException) -> None:
     """Open the debugger in the frame where the error was raised."""
     import pdb
 
@@ -38,7 +38,7 @@ def post_mortem(error):
     pdb.post_mortem(error.__traceback__)
 
 
-def failed(error):
+def failed(error: BaseException) -> int:
     """Report an error and return the exit code; only a bug is shown with its traceback."""
     if isinstance(error, ExampleFailed):
         to_log("".join(traceback.format_exception(error)))
@@ -70,7 +70,7 @@ def failed(error):
     raise error
 
 
-def fail(error, code):
+def fail(error: BaseException | str, code: int) -> int:
     """Print one error message, also to the run's log, and return the exit code."""
     message = cut(str(error), LONGEST_ERROR)
     with suppress(OSError):  # standard error may be a file on a full disk
@@ -79,7 +79,7 @@ def fail(error, code):
     return code
 
 
-def to_log(message):
+def to_log(message: str) -> bool:
     """Write an error to the run's log alone. Return whether there is a log."""
     message = printable(message)
     record = logger.makeRecord(logger.name, logging.ERROR, __file__, 0, message, (), None)

@@ -2,15 +2,18 @@
 
 import gc
 import time
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 from data_loader.base import length
+from training.base import Parts
 from training.commands.find_lr import ready
 from training.engine import Trainer
+from training.recipe import Recipe
 from training.watching.console import silenced
 from utils import DONE, RunError, format_bytes, is_out_of_memory, main_memory
 
@@ -31,7 +34,7 @@ class Tried(NamedTuple):
 
 
 @silenced()
-def find_batch(parts):
+def find_batch(parts: Parts) -> int:
     """Print the memory and speed of a step for growing sizes of the batch, and suggest one."""
     recipe, sets = ready(parts)
     tokens = getattr(sets["train"], "tokens_per_example", None) or 1
@@ -40,7 +43,7 @@ def find_batch(parts):
     print(f"A step may need up to {limit} of memory on a device")
     print(f"{'batch':>8}  {'memory':>10}  {what + '/s':>12}")
 
-    def attempt(size):
+    def attempt(size: int) -> Tried:
         one = tried(recipe._replace(loader=replace(recipe.loader, batch_size=size)), sets, memory)
         speed = "does not fit" if one.speed is None else f"{one.speed * tokens:,.0f}"
         needs = "" if one.needs is None else format_bytes(one.needs)
@@ -49,22 +52,22 @@ def find_batch(parts):
 
     # Each microbatch is cut into parts for the devices.
     unit = recipe.plan.parts_of_batch * recipe.training.accumulate
-    most = length(sets["train"]) if length(sets["train"]) is not None else MOST
-    most = max(unit, most // unit * unit)
+    examples = length(sets["train"])
+    most = max(unit, (MOST if examples is None else examples) // unit * unit)
     all_tried = search(attempt, recipe.loader.batch_size, unit, most)
-    fitting = sorted(one for one in all_tried if one.speed is not None)
-    if not fitting:
+    speeds = {one.size: one.speed for one in all_tried if one.speed is not None}
+    if not speeds:
         raise RunError("--find-batch: no batch fits; take a smaller model, or training.precision")
-    largest, best = fitting[-1], max(one.speed for one in fitting)
-    enough = next(one for one in fitting if one.speed >= NEARLY * best)
-    why = " (the whole training set)" if largest.size == most else ""
-    print(f"The largest that fits: {largest.size}{why}")
-    print(f"Suggestion: loader.batch_size={enough.size}; larger ones are hardly faster")
+    largest, best = max(speeds), max(speeds.values())
+    enough = min(size for size, speed in speeds.items() if speed >= NEARLY * best)
+    why = " (the whole training set)" if largest == most else ""
+    print(f"The largest that fits: {largest}{why}")
+    print(f"Suggestion: loader.batch_size={enough}; larger ones are hardly faster")
     print("Another batch size needs another learning rate, which --find-lr suggests")
     return DONE
 
 
-def search(attempt, first, unit, most):
+def search(attempt: Callable[[int], Tried], first: int, unit: int, most: int) -> list[Tried]:
     """Everything that was tried: doubled from the first size, or halved until it fits, and then
     bisected between the largest that fits and the smallest that does not."""
     size = min(max(first // unit, 1) * unit, most)
@@ -89,7 +92,7 @@ def search(attempt, first, unit, most):
         done.append(attempt(size))
 
 
-def tried(recipe, sets, memory):
+def tried(recipe: Recipe, sets: dict[str, Any], memory: float) -> Tried:
     """The Tried of a recipe: compile it, compare it with the memory, and run it if it may fit."""
     size, needs = recipe.loader.batch_size, None
     try:
@@ -110,7 +113,7 @@ def tried(recipe, sets, memory):
         gc.collect()  # before the next size takes its memory
 
 
-def speed_of(trainer, size):
+def speed_of(trainer: Trainer, size: int) -> float:
     """Examples per second, of all replicas."""
     jax.block_until_ready(trainer.train(1)[1])
     epoch, count, taken, seconds = 1, 1, 0, 0.0
@@ -126,7 +129,7 @@ def speed_of(trainer, size):
     return taken * size * len(trainer.seeds) / seconds
 
 
-def memory_limit():
+def memory_limit() -> float:
     """The bytes of a device that can be used: on the CPU, the free main memory."""
     stats = jax.local_devices()[0].memory_stats() or {}
     if jax.default_backend() != "cpu" and "bytes_limit" in stats:

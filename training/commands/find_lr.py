@@ -2,19 +2,23 @@
 run's own data and update, until the loss explodes."""
 
 import math
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
 from data_loader.base import loaded
+from training.base import Parts
 from training.checkpoint.pretrained import fitted_to_data, pretrained_from
 from training.commands.start import checked_recipe, computed_statistics
 from training.engine import Trainer
 from training.preprocess import with_statistics
-from training.recipe import compose
+from training.recipe import Recipe, compose
 from training.rows import GOOD
+from training.run import Reader
 from training.sets import split_sets
 from training.transforms import check_rate
 from training.watching.console import silenced
@@ -27,25 +31,25 @@ EXPLODED = 3.0  # times the first loss, above the lowest
 
 
 class RangeTest(NamedTuple):
-    """The result of a range test, as factors of the rates in the config; None if the loss never
-    falls."""
+    """The result of a range test, as factors of the rates in the config."""
 
-    steepest: float | None  # where the loss falls fastest
-    lowest: float | None
+    steepest: float  # where the loss falls fastest
+    lowest: float
     at_edge: bool  # whether the loss still falls at the end of the range
 
     @property
-    def suggested(self):
+    def suggested(self) -> float:
         """Where the loss falls fastest, but at most a tenth of where it is lowest."""
-        return self.steepest and min(self.steepest, self.lowest / 10)
+        return min(self.steepest, self.lowest / 10)
 
 
 @silenced()
-def find_lr(parts, steps):
+def find_lr(parts: Parts, steps: int) -> int:
     """Print the rates at which the loss falls fastest and is lowest, and write a page about it."""
     if steps < FEWEST:
         raise UserError(f"--find-lr: takes at least {FEWEST} steps, got {steps}")
     recipe, sets = ready(parts)
+    assert parts.config is not None and parts.title is not None
     check_rate(recipe.optimizer, "--find-lr", "test the optimizer inside of it alone")
     rates = learning_rates(parts.config["optimizer"], "optimizer")
     rates |= learning_rates(parts.config["update"], "update")
@@ -74,15 +78,14 @@ def find_lr(parts, steps):
     target = Path(parts.checkpoint.dir) / parts.title / "find-lr.html"
     target.parent.mkdir(parents=True, exist_ok=True)
     tried = first * factors
-    at = result.suggested and int(np.argmin(abs(np.log(factors / result.suggested))))
-    best = result.suggested and float(tried[at])
+    best = result and float(tried[np.argmin(abs(np.log(factors / result.suggested)))])
     text = page(parts.title, lines, name, tried, losses, curve, best)
     atomic_write(target, text.encode())
     print(f"The curve is drawn in {target}")
     return DONE
 
 
-def ready(parts):
+def ready(parts: Parts) -> tuple[Recipe, dict[str, Any]]:
     """(the recipe of a config's parts, {"train": the training set}), with the statistics that
     preprocessing needs."""
     if parts.beyond:
@@ -96,7 +99,7 @@ def ready(parts):
     return recipe, {"train": train}
 
 
-def learning_rates(node, path):
+def learning_rates(node: Any, path: str) -> dict[str, float]:
     """{path in the config: value} of all learning rates in a node."""
     items = node.items() if isinstance(node, dict) else ()
     items = enumerate(node) if isinstance(node, list | tuple) else items
@@ -109,12 +112,14 @@ def learning_rates(node, path):
     return rates
 
 
-def losses_by_rate(trainer, reader, factors):
+def losses_by_rate(
+    trainer: Trainer, reader: Reader, factors: Float[np.ndarray, " steps"]
+) -> Iterator[float]:
     """The loss of one step at each factor of the learning rates, until it explodes."""
     lowest = first = epoch = 0
     for i, factor in enumerate(factors):
         trainer.scale_rate(factor)
-        taken, calls = trainer.train(1) if epoch else (0, None)
+        taken, calls = trainer.train(1) if epoch else (0, [])
         if not taken:  # the first epoch, or one that has ended
             epoch += 1
             trainer.begin(epoch)
@@ -130,7 +135,7 @@ def losses_by_rate(trainer, reader, factors):
             return
 
 
-def smoothed(losses, steps):
+def smoothed(losses: Float[np.ndarray, " steps"], steps: int) -> Float[np.ndarray, " steps"]:
     """The losses smoothed by a bell-shaped window, which does not shift them at the edges."""
     index = np.arange(len(losses))
     width = max(1.0, steps / 40)
@@ -141,20 +146,24 @@ def smoothed(losses, steps):
     return weights @ losses / weights.sum(1)
 
 
-def suggestion(factors, curve):
-    """The RangeTest from a smoothed curve."""
+def suggestion(
+    factors: Float[np.ndarray, " steps"], curve: Float[np.ndarray, " steps"]
+) -> RangeTest | None:
+    """The RangeTest from a smoothed curve; None if the loss never falls."""
     low = int(np.argmin(curve))
     spread = float(np.ptp(curve[: low + 1]))
     if low < 2 or spread < 0.02 * abs(curve[0]):
-        return RangeTest(None, None, False)
+        return None
     slopes = np.gradient(curve[: low + 1])
     steepest = factors[int(np.argmin(slopes))]
     return RangeTest(steepest, factors[low], low == len(curve) - 1)
 
 
-def lines_of_result(result, rates, name, first):
+def lines_of_result(
+    result: RangeTest | None, rates: dict[str, float], name: str, first: float
+) -> Iterator[str]:
     """Lines with the result, and the overrides that set all learning rates by it."""
-    if result.steepest is None:
+    if result is None:
         yield "The loss never falls: no learning rate can be suggested"
         return
     steepest, lowest = short(first * result.steepest), short(first * result.lowest)
@@ -169,11 +178,19 @@ def lines_of_result(result, rates, name, first):
         yield f"Suggestion: multiply the learning rate by {short(result.suggested)}"
 
 
-def short(number):
+def short(number: float) -> str:
     return f"{number:.2g}"
 
 
-def page(title, lines, name, rates, losses, curve, best):
+def page(
+    title: str,
+    lines: Sequence[str],
+    name: str,
+    rates: Float[np.ndarray, " steps"],
+    losses: Float[np.ndarray, " steps"],
+    curve: Float[np.ndarray, " steps"],
+    best: float | None,
+) -> str:
     """The page with the curve; a ring marks the suggested rate `best`, unless it is None."""
     from training.report.curves import Line, chart
     from training.report.markup import headline, section, tag

@@ -1,20 +1,26 @@
 """What a run will be, from shapes alone: whether the parts fit the data and each other, and a table
 of the model's parameters."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import PyTree
 
 from data_loader.loader import batch_of_copies
+from training.base import Parts, Phase, StepResult, TrainState
 from training.checkpoint.pretrained import is_merged, pretrained_from
 from training.checkpoint.storage import check_format
 from training.contracts import check_metrics, explained
-from training.devices.sharding import shard_bytes
+from training.devices.sharding import Plan, shard_bytes
 from training.engine import as_inputs, first_state, first_weights
 from training.loss import cross_entropy
-from training.metrics import accuracy, covers, f1, perplexity, phase_of, top_k_accuracy
+from training.metrics import MetricPlan, accuracy, covers, f1, perplexity, phase_of, top_k_accuracy
 from training.objective import outputs, values_of
+from training.options import LoaderOptions
+from training.recipe import Recipe
 from training.run import check_names
 from training.sets import SUPERVISED
 from training.update import check_microbatches
@@ -25,7 +31,9 @@ OF_CLASSES = (cross_entropy, accuracy, top_k_accuracy, perplexity, f1)
 SEED = jax.ShapeDtypeStruct((), jnp.uint32)
 
 
-def check_shapes(recipe, example, sizes, resumed=False):
+def check_shapes(
+    recipe: Recipe, example: PyTree, sizes: Mapping[str, int], resumed: bool = False
+) -> TrainState:
     """The TrainState of a recipe as shapes, once all parts are known to fit. `example` is one of
     the data's, `sizes` are {set: how many examples}."""
     batch, held_out = (shapes_of_batch(example, recipe.loader, name) for name in ("train", "test"))
@@ -57,11 +65,11 @@ def check_shapes(recipe, example, sizes, resumed=False):
     return ts
 
 
-def check_varied_numbers(recipe, ts, batch):
+def check_varied_numbers(recipe: Recipe, ts: TrainState, batch: PyTree) -> None:
     """Refuse numbers of training.vary that cannot be inputs of the compiled programs: of the one
     that draws the first params, and of the step."""
 
-    def step(numbers, ts, batch):
+    def step(numbers: dict[str, Any], ts: TrainState, batch: PyTree) -> StepResult:
         with explained("the parts cannot be made of them"):
             own = recipe.with_numbers(numbers)
         update = own.make_update(unroll=False)
@@ -78,13 +86,13 @@ def check_varied_numbers(recipe, ts, batch):
         ) from error
 
 
-def shapes_of_batch(example, loader, set_name):
+def shapes_of_batch(example: PyTree, loader: LoaderOptions, set_name: str) -> PyTree:
     """The shapes of a batch of a set, which its collate_fn makes of copies of one example."""
     copies = batch_of_copies(example, loader.batch_size, loader.of(set_name).collate_fn)
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), copies)
 
 
-def check_classes(parts, recipe, template):
+def check_classes(parts: Parts, recipe: Recipe, template: TrainState) -> None:
     """Refuse a model with fewer outputs than its data has classes or tokens, where the loss or a
     metric compares them: it would be NaN, or never right, for a class without an output."""
     functions = [parts.loss, *(rule.function for rule in recipe.metric_plan.rules.values())]
@@ -95,17 +103,21 @@ def check_classes(parts, recipe, template):
     classes, tokens = (getattr(parts.data, n, None) for n in ("num_classes", "vocab_size"))
     count, is_text = (tokens, True) if classes is None else (classes, False)
     made = partial(outputs, recipe.model, recipe.preprocess)
-    shape = getattr(jax.eval_shape(made, template.params, template.state, x), "shape", ())
-    labels = labels["target"] if isinstance(labels, dict) and "target" in labels else labels
-    of_labels = shape[:-1] == getattr(labels, "shape", None) and len(shape) > 1 + is_text
-    if count and of_labels and jnp.issubdtype(labels.dtype, jnp.integer) and shape[-1] < count:
+    output: Any = jax.eval_shape(made, template.params, template.state, x)
+    shape = getattr(output, "shape", ())
+    if isinstance(labels, dict) and "target" in labels:
+        labels = labels["target"]
+    if not count or not isinstance(labels, jax.ShapeDtypeStruct) or len(shape) <= 1 + is_text:
+        return
+    size = output.shape[-1]
+    if size < count and shape[:-1] == labels.shape and jnp.issubdtype(labels.dtype, jnp.integer):
         what = "tokens: raise vocab_size" if is_text else "classes: raise num_classes"
-        raise UserError(f"model: has {shape[-1]} outputs for {count} {what}, or leave it out")
+        raise UserError(f"model: has {size} outputs for {count} {what}, or leave it out")
 
 
-def check_phases(metric_plan, sets):
+def check_phases(metric_plan: MetricPlan, sets: Iterable[str]) -> None:
     """Refuse a metric for a phase that no set of this run has."""
-    phases = {phase_of(name) for name in sets}
+    phases: set[Phase] = {phase_of(name) for name in sets}
     for label, rule in metric_plan.rules.items():
         measured = any(covers(rule.phase, phase) for phase in phases)
         if label not in metric_plan.hidden and not measured:
@@ -115,7 +127,7 @@ def check_phases(metric_plan, sets):
             )
 
 
-def check_sets(callbacks, sets):
+def check_sets(callbacks: Sequence[Any], sets: Iterable[str]) -> None:
     """Refuse a callback's `sets` that do not exist."""
     held_out = [name for name in sets if name != "train"]
     for i, callback in enumerate(callbacks):
@@ -127,12 +139,12 @@ def check_sets(callbacks, sets):
                 )
 
 
-def count(params):
+def count(params: PyTree) -> int:
     """The number of parameters."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def table_of_params(params, plan):
+def table_of_params(params: PyTree, plan: Plan) -> str:
     """One line for each leaf of the params: path, shape, count and share of all, its sharding, and
     the bytes that each device holds."""
     leaves, cuts = named_leaves(params), plan.cuts(params)

@@ -4,18 +4,23 @@ shapes, open a new or existing run folder, train, and close the folder."""
 import logging
 import os
 import shutil
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
 
 import jax
 
 from data_loader.base import class_names, loaded, tokenizer_json
 from data_loader.loader import held_out
 from training import processes
-from training.base import has_frozen
+from training.base import Parts, TrainState, has_frozen
 from training.checkpoint import run_folder
 from training.checkpoint.pretrained import check_arguments
 from training.checkpoint.resume import (
+    OpenedRun,
     branched,
     changes,
     cut_logs,
@@ -33,7 +38,8 @@ from training.fit import train_recipe
 from training.observers import check_callbacks
 from training.preprocess import bound, fitted, recorded_statistics, with_statistics
 from training.processes import check_alike, from_first, is_first, several, together
-from training.recipe import compose
+from training.recipe import Recipe, compose
+from training.run import Run
 from training.sets import split_sets
 from training.watching.console import be_silent, check_logging, set_up_logging
 from utils import DONE, STOPPED, UserError, format_bytes, peak_of_process, shown_if_slow
@@ -41,8 +47,9 @@ from utils import DONE, STOPPED, UserError, format_bytes, peak_of_process, shown
 logger = logging.getLogger("main")
 
 
-def checked_recipe(parts, resumed=False):
+def checked_recipe(parts: Parts, resumed: bool = False) -> tuple[Recipe, TrainState]:
     """(the Recipe of a config's parts, its TrainState as specs), after checking that they fit."""
+    assert parts.config is not None
     try:
         check_arguments(parts.config)
         recipe = compose(parts, Plan.on_paper(parts.mesh, parts.sharding))
@@ -54,14 +61,21 @@ def checked_recipe(parts, resumed=False):
         raise UserError(f"{parts.source}: {error}") from error
 
 
-def sizes_of(parts):
+def sizes_of(parts: Parts) -> dict[str, int]:
     """{set: number of examples}, where a validation set may be held out of the training set."""
     sizes = dict(parts.data.sizes)
     count = held_out(sizes["train"], parts.loader.val_size)
     return sizes | ({"train": sizes["train"] - count, "val": count} if count else {})
 
 
-def train(parts, root, named=None, override=False, temporary=None, observers=()):
+def train(
+    parts: Parts,
+    root: Path,
+    named: str | None = None,
+    override: bool = False,
+    temporary: str | Path | None = None,
+    observers: Sequence[Any] = (),
+) -> int:
     """Begin a run, or resume the one that is named (a folder, a checkpoint, or auto), train it, and
     return the exit code. `temporary` is a folder to delete when the process ends early; `observers`
     are added to those of every run."""
@@ -69,7 +83,7 @@ def train(parts, root, named=None, override=False, temporary=None, observers=())
         raise UserError("\n".join(parts.beyond))
     with ExitStack() as at_end:
 
-        def hold(opened, is_new):
+        def hold(opened: OpenedRun, is_new: bool) -> None:
             """Unlock the run at the end, however it ends, and delete the folder of a new run that
             has not begun."""
             if is_new:
@@ -78,10 +92,10 @@ def train(parts, root, named=None, override=False, temporary=None, observers=())
             if not several():  # until the loop handles signals; with several processes, JAX does
                 end_at_signals(opened.folder, temporary, is_new)
 
-        opened, why_new = open_named(parts, named or parts.resume)
-        is_new = opened is None
-        if opened:
-            hold(opened, is_new=False)
+        existing, why_new = open_named(parts, named or parts.resume)
+        is_new = existing is None
+        if existing:
+            hold(existing, is_new=False)
         check_alike(run_folder.flat(parts.config))
         check_logging(root)
         if not is_first():
@@ -90,13 +104,12 @@ def train(parts, root, named=None, override=False, temporary=None, observers=())
             recipe, template = checked_recipe(parts, resumed=not is_new)
         recipe.plan.on_devices()
         options = parts.training
-        end = opened and from_first(lambda: nothing_left(opened, options, override))
-        if end:
+        if existing and (end := from_first(lambda: nothing_left(existing, options, override))):
             if is_first():
                 print(end)
             return DONE
-        as_built = parts
-        if is_new:
+        as_built, opened = parts, existing
+        if opened is None:
             opened = new_run(parts, root, why_new)
             hold(opened, is_new=True)
         parts, sets, record = with_data(opened, parts, recipe)
@@ -112,10 +125,11 @@ def train(parts, root, named=None, override=False, temporary=None, observers=())
         if parts is not as_built:  # preprocessing has its statistics now
             recipe = compose(parts, recipe.plan)
 
-        def begin():
+        def begin() -> None:
             """All is checked: describe the run in its folder, and log its first lines."""
             with together():
                 if is_first():
+                    assert parts.own_files is not None
                     described = record, sets, root, parts.own_files()
                     if is_new:
                         run_folder.describe(opened.folder, *described)
@@ -133,7 +147,12 @@ def train(parts, root, named=None, override=False, temporary=None, observers=())
     return code
 
 
-def delete_if_refused(folder, kind, _error, _trace):
+def delete_if_refused(
+    folder: Path,
+    kind: type[BaseException] | None,
+    _error: BaseException | None,
+    _trace: TracebackType | None,
+) -> None:
     """At the end of a new run: delete its folder if the run has not begun, or if it was refused
     before it had logged or saved anything."""
     has_begun = (folder / "config.json").exists()
@@ -143,12 +162,13 @@ def delete_if_refused(folder, kind, _error, _trace):
         shutil.rmtree(folder)
 
 
-def open_named(parts, named):
+def open_named(parts: Parts, named: str | None) -> tuple[OpenedRun | None, str | None]:
     """(the OpenedRun that is named, or None; why there is none, if `named` is "auto")"""
     why_new = None
 
-    def open_here():
+    def open_here() -> OpenedRun | None:
         nonlocal why_new
+        assert parts.title is not None
         if named == "auto":
             opened, why_new = unfinished(parts.checkpoint.dir, parts.title, parts.run_name)
             return opened
@@ -157,11 +177,13 @@ def open_named(parts, named):
     return open_by_first(open_here), why_new
 
 
-def new_run(parts, root, why_new):
+def new_run(parts: Parts, root: Path, why_new: str | None) -> OpenedRun:
     """A new OpenedRun, to which log lines are written; `why_new` says why there was no run to
     resume."""
+    assert parts.title is not None
     new_folder = partial(run_folder.new_folder, parts.checkpoint.dir, parts.title, parts.run_name)
     opened = open_by_first(lambda: open_run(new_folder()))
+    assert opened is not None
     if is_first():
         set_up_logging(root, opened.folder / "train.log")
     if why_new:
@@ -169,12 +191,20 @@ def new_run(parts, root, why_new):
     return opened
 
 
-def begin_again(opened, former, changed, record, sets, root, own_files):
+def begin_again(
+    opened: OpenedRun,
+    former: Path,
+    changed: list[str],
+    record: dict[str, Any],
+    sets: dict[str, Any],
+    root: Path,
+    own_files: dict[Path, Path],
+) -> None:
     """Change the folder of a resumed run for the first time, and log what has changed since the
     `former` one, from which a new run may branch."""
     lost = cut_logs(opened)
     set_up_logging(root, opened.folder / "train.log")
-    if opened.branches:
+    if opened.branches and opened.checkpoint:
         logger.info("A new run begins from %s", opened.checkpoint.path)
     for message in [*opened.skipped, *run_folder.changes_of_environment(former, root)]:
         logger.warning(message)
@@ -190,22 +220,36 @@ def begin_again(opened, former, changed, record, sets, root, own_files):
     run_folder.update(opened.folder, record, root, own_files)
 
 
-def with_data(opened, parts, recipe):
+def with_data(
+    opened: OpenedRun, parts: Parts, recipe: Recipe
+) -> tuple[Parts, dict[str, Any], dict[str, Any]]:
     """(the parts, with the statistics of the training set that preprocessing needs; the data; the
-    record). A resumed run keeps its statistics."""
-    name = parts.config["data"]["name"]
-    with together(), shown_if_slow(f"Reading the data: {name}", early=True):
+    record for the checkpoints), after checking that all processes have the same data and see the
+    run's folder. A resumed run keeps its statistics."""
+    assert parts.config is not None
+    with (
+        together(),
+        shown_if_slow(f"Reading the data: {parts.config['data']['name']}", early=True),
+    ):
         sets = loaded(parts.data, parts.loader)
     if parts.unfitted:
         checkpoint = opened.checkpoint
-        statistics = checkpoint and recorded_statistics(parts, checkpoint.record["config"])
-        if len(statistics or ()) < len(parts.unfitted):
+        statistics = recorded_statistics(parts, checkpoint.record["config"]) if checkpoint else []
+        if len(statistics) < len(parts.unfitted):
             statistics = from_first(lambda: computed_statistics(parts, sets))
         parts = with_statistics(parts, statistics)
-    return parts, sets, record_of(opened, parts, sets, recipe)
+    assert parts.config is not None
+    with together(), shown_if_slow("Computing the fingerprint of the data", early=True):
+        named = class_names(parts.data), tokenizer_json(parts.data)
+        others = recipe.objective.fingerprints
+        record = run_folder.record(parts.config, parts.facts, sets, others, *named)
+    prints = record["data"].items()
+    check_alike({f"data: the fingerprint of the {name} set": value for name, value in prints})
+    processes.check_visible(opened.folder)
+    return parts, sets, record
 
 
-def computed_statistics(parts, sets):
+def computed_statistics(parts: Parts, sets: dict[str, Any]) -> list:
     """[[index in preprocess, {argument: value}], ...] from the training set."""
     logger.info("Computing statistics of the training set for preprocess")
     train_set = split_sets(sets, parts.loader, parts.training.overfit_batches)["train"]
@@ -214,23 +258,11 @@ def computed_statistics(parts, sets):
         for i, fn in enumerate(parts.preprocess)
     ]
     done = fitted(unknown, train_set, parts.loader, parts.training.limit_batches)
-    return [[i, {k: done[i].keywords[k] for k in names}] for i, names in parts.unfitted.items()]
+    values = [getattr(function, "keywords", {}) for function in done]
+    return [[i, {k: values[i][k] for k in names}] for i, names in parts.unfitted.items()]
 
 
-def record_of(opened, parts, sets, recipe):
-    """The record for a run's checkpoints, after checking that all processes have the same data and
-    see the run's folder."""
-    with together(), shown_if_slow("Computing the fingerprint of the data", early=True):
-        named = class_names(parts.data), tokenizer_json(parts.data)
-        others = recipe.objective.fingerprints
-        record = run_folder.record(parts.config, parts.facts, sets, others, *named)
-    prints = record["data"].items()
-    check_alike({f"data: the fingerprint of the {name} set": value for name, value in prints})
-    processes.check_visible(opened.folder)
-    return record
-
-
-def announce(parts, sets, opened, template):
+def announce(parts: Parts, sets: dict[str, Any], opened: OpenedRun, template: TrainState) -> None:
     """Log the first lines of a run."""
     logger.info("Start Training! [%s]", parts.title)
     frozen = count(template.state["frozen"]) if has_frozen(template.state) else 0
@@ -249,12 +281,19 @@ def announce(parts, sets, opened, template):
         )
 
 
-def train_in_folder(opened, recipe, sets, record, observers, begin):
+def train_in_folder(
+    opened: OpenedRun,
+    recipe: Recipe,
+    sets: dict[str, Any],
+    record: dict[str, Any],
+    observers: Sequence[Any],
+    begin: Callable[[], None],
+) -> Run:
     """Train, and write the files of a finished run into its folder. `begin` is called before
     anything is written."""
     has_begun = interrupted = False
 
-    def begin_here():
+    def begin_here() -> None:
         nonlocal has_begun
         begin()
         has_begun = True
@@ -278,7 +317,7 @@ def train_in_folder(opened, recipe, sets, record, observers, begin):
     return done
 
 
-def write_report(folder):
+def write_report(folder: Path) -> None:
     """Write the report of a run; an error in it does not fail the run."""
     from training.report import page
 
@@ -288,7 +327,7 @@ def write_report(folder):
         logger.warning("%s: no report could be written: %s", folder, error)
 
 
-def peak_memory():
+def peak_memory() -> dict[str, int]:
     """{"host": the most bytes that this process has used, "device": the most on one device}, as far
     as the system and the backend report them."""
     stats = [device.memory_stats() for device in jax.local_devices()]

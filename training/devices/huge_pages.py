@@ -15,7 +15,7 @@ TUNABLE = "glibc.malloc.hugetlb"
 SETTING = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 
-def start_again_with_them():
+def start_again_with_them() -> None:
     """Replace this process by the same command with huge pages, if they are useful and missing.
 
     To be called before any slow import.
@@ -28,17 +28,17 @@ def start_again_with_them():
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-def is_plain_script():
+def is_plain_script() -> bool:
     """Whether Python was started with this script, outside a debugger and a notebook."""
     in_command = sys.argv[0] in sys.orig_argv or "-m" in sys.orig_argv
     observed = sys.gettrace() is not None or "IPython" in sys.modules
     return bool(sys.executable) and in_command and not observed
 
 
-def are_available():
+def are_available() -> bool:
     """Whether glibc supports the variable (2.35 or newer) and the kernel offers huge pages."""
     try:
-        version = os.confstr("CS_GNU_LIBC_VERSION").removeprefix("glibc ").split(".")
+        version = (os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc ").split(".")
         with open(SETTING, encoding="utf-8") as file:
             return [int(part) for part in version] >= [2, 35] and "[never]" not in file.read()
     except (AttributeError, ValueError, OSError):  # another system or another C library

@@ -6,7 +6,9 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import jax
 
@@ -27,7 +29,7 @@ DETECTED_BY_JAX = {
 }
 
 
-def join(distributed=None):
+def join(distributed: dict | None = None) -> None:
     """Join the other processes, if the config's key `distributed` or the environment names any.
     This must happen before JAX looks at its devices. Mistakes in the key are reported later, when
     the config is built."""
@@ -37,14 +39,19 @@ def join(distributed=None):
         return
     coordinator = options.coordinator
     numbers = {"num_processes": options.num_processes, "process_id": options.process_id}
-    arguments = {} if coordinator == "auto" else {"coordinator_address": coordinator, **numbers}
-    if coordinator is None:
+    arguments: dict[str, Any] | None = {"coordinator_address": coordinator, **numbers}
+    if coordinator == "auto":
+        arguments = {}
+    elif coordinator is None:
         arguments = from_environment()
     if arguments is None or coordinator == "none":
         return
     # With these, all processes end soon after one is lost; with jax_enable_recoverability the
     # others would wait for it forever.
-    extra = {"heartbeat_timeout_seconds": HEARTBEAT, "shutdown_timeout_seconds": 3 * HEARTBEAT}
+    extra: dict[str, Any] = {
+        "heartbeat_timeout_seconds": HEARTBEAT,
+        "shutdown_timeout_seconds": 3 * HEARTBEAT,
+    }
     address = arguments.get("coordinator_address")
     # Under SLURM, detection stays on, since it also gives JAX the device of this process.
     if address and "SLURM_LOCALID" not in os.environ:
@@ -63,7 +70,7 @@ def join(distributed=None):
         end_at_signals()
 
 
-def check_free(port):
+def check_free(port: int) -> None:
     """Raise if another process listens on the port, as a second one with process_id 0 would."""
     try:  # the kernel may have no IPv6, although Python has
         with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as listener:
@@ -77,14 +84,14 @@ def check_free(port):
 
 
 @contextmanager
-def interruptible_wait(arguments):
+def interruptible_wait(arguments: dict[str, Any]) -> Iterator[None]:
     """Let signals end the process while JAX waits for the others, for up to five minutes. JAX waits
     in C++, where no signal handler written in Python would run, so a thread ends the process."""
     arrived, sender = socket.socketpair()
     sender.setblocking(False)
     before = signal.set_wakeup_fd(sender.fileno())
 
-    def end_at_one():
+    def end_at_one() -> None:
         if arrived.recv(1):  # nothing, once the sender is closed
             os.write(2, b"Interrupted; nothing was saved\n")
             os._exit(STOPPED)
@@ -103,7 +110,7 @@ def interruptible_wait(arguments):
         sender.close()
 
 
-def from_environment():
+def from_environment() -> dict[str, Any] | None:
     """The arguments of jax.distributed.initialize from the environment. {} if JAX finds them by
     itself, None if there are no other processes."""
     environment = os.environ
@@ -126,15 +133,20 @@ def from_environment():
     return {} if launched or in_job or on_pod else None
 
 
-def from_open_mpi_5(environment):
+def from_open_mpi_5(environment: Mapping[str, str]) -> dict[str, Any] | None:
     """`from_environment` for Open MPI 5, which JAX does not detect: process 0's host is unknown."""
-    names = ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
-    size, rank, local_rank = map(environment.get, names)
-    if size == "1" or None in (rank, local_rank):
+    if environment["OMPI_COMM_WORLD_SIZE"] == "1":
+        return None
+    names = {
+        "num_processes": "OMPI_COMM_WORLD_SIZE",
+        "process_id": "OMPI_COMM_WORLD_RANK",
+        "local_device_ids": "OMPI_COMM_WORLD_LOCAL_RANK",
+    }
+    if not environment.keys() >= {*names.values()}:
         return None
     address = environment.get("JAX_COORDINATOR_ADDRESS")
     if address is None:
         fix = "add `-x JAX_COORDINATOR_ADDRESS=HOST:PORT` to mpirun"
         raise UserError(f"Open MPI 5 does not say where process 0 is: {fix}")
-    numbers = {"num_processes": int(size), "process_id": int(rank)}
-    return {"coordinator_address": address, **numbers, "local_device_ids": int(local_rank)}
+    numbers = {key: int(environment[name]) for key, name in names.items()}
+    return {"coordinator_address": address, **numbers}

@@ -8,12 +8,15 @@ others can only wait for it.
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from subprocess import PIPE, Popen, TimeoutExpired
+from types import FrameType
+from typing import TextIO
 
 from training.devices.signals import handled
 from utils import BAD_INPUT, DONE, FAILED, STOPPED, WINDOWS, UserError
@@ -22,7 +25,7 @@ GRACE = 10.0  # seconds that the other processes have for their messages after o
 SCHEDULERS = ("SLURM_", "OMPI_", "PMIX_", "PMI_")  # with these, JAX would look for other processes
 
 
-def launch(count):
+def launch(count: int) -> int:
     """Start `count` processes, print their output, and return the exit code of the whole run."""
     if WINDOWS:
         raise UserError("--processes: works on Linux and macOS; on Windows, use WSL")
@@ -31,9 +34,8 @@ def launch(count):
     environment |= {"JAX_NUM_PROCESSES": str(count), "PYTHONUNBUFFERED": "1"}
     own = [{"JAX_PROCESS_ID": str(i)} | share_of_gpus(i, count) for i in range(count)]
     processes = [start(environment | variables) for variables in own]
-    first_with = {}  # {error line: the process that printed it first}; all print most errors
-    streams = [(i, p.stdout, sys.stdout, None) for i, p in enumerate(processes)]
-    streams += [(i, p.stderr, sys.stderr, first_with) for i, p in enumerate(processes)]
+    streams = [(i, p.stdout, sys.stdout) for i, p in enumerate(processes)]
+    streams += [(i, p.stderr, sys.stderr) for i, p in enumerate(processes)]
     forwarders = [threading.Thread(target=forward, args=stream) for stream in streams]
     for forwarder in forwarders:
         forwarder.start()
@@ -48,15 +50,22 @@ def launch(count):
             forwarder.join()
 
 
-def start(environment):
+def start(environment: dict[str, str]) -> Popen[str]:
     """Start one process in its own session, so that Ctrl-C reaches it only through the launcher."""
     command = [sys.executable, *sys.orig_argv[1:]]
-    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE) | {"encoding": "utf-8"}
-    session = {"start_new_session": True, "preexec_fn": end_with_parent}
-    return subprocess.Popen(command, env=environment, errors="replace", **pipes, **session)
+    return Popen(
+        command,
+        env=environment,
+        stdout=PIPE,
+        stderr=PIPE,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
+        preexec_fn=end_with_parent,
+    )
 
 
-def end_with_parent():
+def end_with_parent() -> None:
     """Let Linux end this process when its parent has ended for any reason."""
     if sys.platform == "linux":
         import ctypes
@@ -64,14 +73,16 @@ def end_with_parent():
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def free_port():
+def free_port() -> int:
     """A port on which no process listens."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
 
 
-def share_of_gpus(number, count, devices=Path("/dev"), option="--processes"):
+def share_of_gpus(
+    number: int, count: int, devices: Path = Path("/dev"), option: str = "--processes"
+) -> dict[str, str]:
     """The variable that gives a process its share of the visible GPUs; {} if there are none."""
     # CUDA numbers them from 0; in a container their files may have other numbers.
     all_gpus = map(str, range(len(list(devices.glob("nvidia[0-9]*")))))
@@ -85,12 +96,10 @@ def share_of_gpus(number, count, devices=Path("/dev"), option="--processes"):
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[number * each : (number + 1) * each])}
 
 
-def forward(number, stream, out, first_with):
-    """Print the lines of process `number` with its number in front. With `first_with`, {line: the
-    process that printed it first}, other processes do not repeat it."""
+def forward(number: int, stream: TextIO, out: TextIO) -> None:
+    """Print the lines of process `number` with its number in front."""
     for line in stream:
-        repeated = first_with is not None and first_with.setdefault(line, number) != number
-        if repeated or line.startswith("[Gloo] Rank"):  # C++ logs every connection
+        if line.startswith("[Gloo] Rank"):  # C++ logs every connection
             continue
         # The launcher's output may be closed; its processes must still be able to write.
         with suppress(OSError):
@@ -102,12 +111,12 @@ class Interrupts:
     """At a first signal, sends SIGTERM to the processes, so that they save and stop; a second one
     kills them."""
 
-    def __init__(self, processes):
+    def __init__(self, processes: Sequence[Popen]) -> None:
         self.processes, self.count = processes, 0
         for number in handled():
             signal.signal(number, self.handle)
 
-    def handle(self, _number, _frame):
+    def handle(self, _number: int, _frame: FrameType | None) -> None:
         self.count += 1
         first = self.count == 1
         stopping = b"Stopping: all processes save and end; a second signal ends them at once\n"
@@ -116,7 +125,7 @@ class Interrupts:
             process.send_signal(signal.SIGTERM if first else signal.SIGKILL)
 
 
-def wait_for(processes, interrupts):
+def wait_for(processes: Sequence[Popen], interrupts: Interrupts) -> int:
     """Wait for the processes. Return the exit code of the one that failed first, or the highest."""
     is_running, failed = True, []
     while is_running and not failed:
@@ -127,7 +136,7 @@ def wait_for(processes, interrupts):
         return max(process.returncode for process in processes)
     deadline = time.monotonic() + GRACE
     for process in processes:
-        with suppress(subprocess.TimeoutExpired):
+        with suppress(TimeoutExpired):
             process.wait(max(0, deadline - time.monotonic()))
     # JAX aborts a process that has lost another one, whose end is the cause.
     first = min(failed, key=lambda process: process.returncode == -signal.SIGABRT)

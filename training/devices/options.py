@@ -5,7 +5,7 @@ A run may be resumed with other values of them.
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from utils.forms import Count, CountOrZero, Range, check_options, form, regex
 
@@ -20,7 +20,7 @@ class MeshOptions:
     fsdp: AxisSize = 1  # batches are cut along this axis too, and so are the params
     tensor: AxisSize = 1  # the weights of matrix products are cut along this axis
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_options(self)
         if self.fsdp == self.tensor == -1:
             raise ValueError("fsdp: is -1, and so is tensor; only one of them can be -1")
@@ -32,7 +32,7 @@ ShardingRule = tuple[str, tuple[str | None, ...]]
 Sharding = Preset | tuple[ShardingRule | Preset, ...] | None
 
 
-def check_sharding(value):
+def check_sharding(value: Any) -> None:
     """Raise unless `sharding` is null, a preset, or a list of rules that may end with a preset."""
     rules = form(Sharding).read(value, "sharding")
     for i, rule in enumerate(rules if isinstance(rules, tuple) else ()):
@@ -54,21 +54,21 @@ class DistributedOptions:
     num_processes: Count | None = None  # how many processes train together
     process_id: CountOrZero | None = None  # the number of this process, from 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_options(self)
-        address = self.coordinator not in (None, "auto", "none")
-        given = (address, self.num_processes is not None, self.process_id is not None)
+        address = None if self.coordinator in ("auto", "none") else self.coordinator
+        given = [each is not None for each in (address, self.num_processes, self.process_id)]
         if any(given) != all(given):
             keys = "coordinator (an address), num_processes and process_id"
             fix = "give all three or none of them; with 'auto' or 'none' give no numbers"
             raise ValueError(f"{keys} go together: {fix}")
-        if not address:
+        if address is None or self.num_processes is None or self.process_id is None:
             return
-        if not re.fullmatch(r".+:\d{1,5}", self.coordinator):
+        if not re.fullmatch(r".+:\d{1,5}", address):
             form = "address:port, such as 10.0.0.1:1234"
-            raise ValueError(f"coordinator: must be {form}, got {self.coordinator!r}")
-        if int(self.coordinator.rpartition(":")[2]) > 65535:
-            raise ValueError(f"coordinator: the port must be at most 65535, got {self.coordinator}")
+            raise ValueError(f"coordinator: must be {form}, got {address!r}")
+        if int(address.rpartition(":")[2]) > 65535:
+            raise ValueError(f"coordinator: the port must be at most 65535, got {address}")
         if self.process_id >= self.num_processes:
             limit = f"below num_processes, {self.num_processes}"
             raise ValueError(f"process_id: must be {limit}, got {self.process_id}")

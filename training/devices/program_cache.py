@@ -12,8 +12,11 @@ import sys
 import tempfile
 import warnings
 import zlib
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice, takewhile
+from pathlib import Path
+from typing import IO
 
 import jax
 import jaxlib
@@ -28,9 +31,10 @@ VERDICT = "usable"  # the name of the file that says whether programs can be loa
 logger = logging.getLogger("main")
 
 
-def keep_programs():
+def keep_programs() -> None:
     """Let JAX load and store compiled programs in the user's cache folder, if that can be used."""
-    if jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache:
+    options = jax.config.values
+    if options["jax_compilation_cache_dir"] or not options["jax_enable_compilation_cache"]:
         return
     try:
         folder = user_cache() / "programs" / kind_of_machine()
@@ -49,7 +53,7 @@ def keep_programs():
     warnings.filterwarnings("ignore", "Error (read|writ)ing persistent compilation cache entry")
 
 
-def kind_of_machine():
+def kind_of_machine() -> str:
     """The name of the folder for programs of this jaxlib on machines like this one. A program is
     compiled for the instructions and the cores of a CPU. The backend is part of the name too, since
     programs of an accelerator may be loadable where programs of the CPU are not."""
@@ -57,10 +61,10 @@ def kind_of_machine():
     threads = [os.environ.get(name, "") for name in ("NPROC", "PJRT_NPROC")]
     facts = [jax.default_backend(), platform.machine(), sys.platform]
     text = "\n".join([*facts, *processor(), str(cores), *threads])
-    return f"jaxlib-{jaxlib.__version__}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    return f"jaxlib-{jaxlib.version.__version__}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
-def processor():
+def processor() -> list[str]:
     """Lines that identify the model and the features of the first CPU."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
@@ -72,7 +76,7 @@ def processor():
     return [line for line in lines if line.split(":")[0].strip().lower().startswith(keys)]
 
 
-def can_be_read_again(folder):
+def can_be_read_again(folder: Path) -> bool:
     """Whether XLA can load its own programs here, tested once with a small program. On some CPUs it
     prints a complaint for each program, or refuses it (JAX issue 38445)."""
     verdict = folder / VERDICT
@@ -81,7 +85,7 @@ def can_be_read_again(folder):
     return verdict.read_text(encoding="utf-8") == str(True)
 
 
-def reads_back():
+def reads_back() -> bool:
     """Whether a small program can be saved and loaded with nothing printed to stderr."""
     from jax.experimental.serialize_executable import deserialize_and_load, serialize
 
@@ -97,7 +101,7 @@ def reads_back():
 
 
 @contextmanager
-def stderr_into_file():
+def stderr_into_file() -> Iterator[IO[bytes]]:
     """Redirect stderr, also that of C++ code, into a temporary file."""
     if sys.stderr:
         sys.stderr.flush()
@@ -111,7 +115,7 @@ def stderr_into_file():
             os.close(before)
 
 
-def tidy(folder):
+def tidy(folder: Path) -> None:
     """Remove damaged files, which a process that ends while writing leaves behind. If all programs
     together take too much room, also remove the ones that were not used for the longest time."""
     verdict = folder / VERDICT
@@ -134,7 +138,7 @@ def tidy(folder):
         size -= bytes_
 
 
-def is_damaged(path):
+def is_damaged(path: Path) -> bool:
     """Whether a program cannot be unpacked; JAX would compile it each time and never replace it."""
     data = path.read_bytes()
     try:

@@ -7,11 +7,18 @@ every token saw all others, as is usual. The peak is the published one for dense
 """
 
 import math
+from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.sharding import Mesh
+from jaxtyping import PyTree
+
+from training.base import Objective
+from training.engine import Trainer
 
 # {device_kind: TFLOP/s in (bfloat16, float32)}. None: products in bfloat16 are emulated. float32 is
 # what JAX does with float32 by default: TF32 on NVIDIA GPUs from Ampere on, one pass of bfloat16 on
@@ -50,7 +57,7 @@ PEAKS = {
 OTHERS = {"MIG", "Laptop", "D", "Ti", "SUPER", "lite"}  # words in the names of slower devices
 
 
-def peak_of(devices, precision):
+def peak_of(devices: Sequence[Any], precision: str) -> float | None:
     """The FLOP/s of all devices together; None if that is unknown."""
     kinds = {device.device_kind for device in devices}
     if len(kinds) != 1:
@@ -65,39 +72,46 @@ def peak_of(devices, precision):
     return peak and peak * 1e12 * len(devices)
 
 
-def utilisation(trainer):
+def utilisation(trainer: Trainer) -> Callable[[float], float] | None:
     """The function from examples per second to the MFU of a Trainer; None if it is unknown, as for
     a CPU or a user's own update."""
-    recipe, passes = trainer.recipe, trainer.passes
-    peak = peak_of(trainer.plan.mesh.devices.ravel().tolist(), recipe.training.precision)
-    if peak is None or passes is None:
+    recipe, feed, passes = trainer.recipe, trainer.feed, trainer.passes
+    mesh = trainer.plan.mesh
+    assert isinstance(mesh, Mesh)
+    peak = peak_of(mesh.devices.ravel().tolist(), recipe.training.precision)
+    if peak is None or passes is None or feed is None:
         return None
 
     @cache  # computed at the first log line, while the devices are busy
-    def of_one_example():
-        batch = trainer.feed.shapes
-        forward = flops_of(recipe.objective, *trainer.weight_specs, batch)
+    def of_one_example() -> float:
+        batch, (params, state) = feed.shapes, trainer.weight_specs
+        forward = flops_of(recipe.objective, params, state, batch)
         return passes * forward / jax.tree.leaves(batch)[0].shape[0]
 
     return lambda examples_per_second: examples_per_second * of_one_example() / peak
 
 
-def flops_of(objective, params, state, batch):
+def flops_of(objective: Objective, params: PyTree, state: PyTree, batch: PyTree) -> int:
     """The floating-point operations of the products of one forward pass, from shapes."""
-    forward = lambda p, s, b: objective(p, s, b, jax.random.key(0), True)  # noqa: E731
+
+    def forward(params: PyTree, state: PyTree, batch: PyTree) -> tuple:
+        return objective(params, state, batch, jax.random.key(0), True)
+
     return products(jax.make_jaxpr(forward)(params, state, batch).jaxpr)
 
 
-def products(jaxpr):
+def products(jaxpr: Jaxpr) -> int:
     """The operations of all products in a jaxpr: two for each multiplication."""
     total = 0
     for eqn in jaxpr.eqns:
-        name, size = eqn.primitive.name, math.prod(np.shape(eqn.outvars[0].aval))
+        avals = [each.aval for each in (*eqn.invars, eqn.outvars[0])]
+        *inputs, output = map(np.shape, avals)  # pyright: ignore[reportArgumentType]  # of an array
+        name, size = eqn.primitive.name, math.prod(output)
         if name == "dot_general":
             (contracted, _), _ = eqn.params["dimension_numbers"]
-            total += 2 * size * math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
+            total += 2 * size * math.prod(inputs[0][axis] for axis in contracted)
         elif name == "conv_general_dilated":
-            kernel = eqn.invars[1].aval.shape
+            kernel = inputs[1]
             features = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
             total += 2 * size * math.prod(kernel) // features
         else:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from training.devices.placing import fetched
+from training.devices.sharding import fetched
 from training.engine import Trainer
 from training.options import LoggingOptions
 from training.recipe import Recipe

@@ -14,7 +14,7 @@ from jaxtyping import PyTree
 from data_loader.base import Tokenizer
 from data_loader.tokenizers.saved import from_json
 from model.generate import Sampling, generate
-from training.devices.placing import fetched
+from training.devices.sharding import fetched
 from training.objective import outputs, with_precision
 from training.processes import several
 from training.recipe import Recipe

@@ -142,7 +142,7 @@ import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from training.devices import joining
 from training.checkpoint.orbax_folder import read, write
-from training.devices.placing import put_leaf
+from training.devices.sharding import put_leaf
 path = Path(sys.argv[1])
 joining.join()
 assert (jax.process_count(), jax.device_count(), jax.local_device_count()) == (2, 4, 2)

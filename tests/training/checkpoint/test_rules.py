@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from training.checkpoint.grids import resized
-from training.checkpoint.pretrained import Pretrained, check_arguments
+from training.checkpoint.pretrained import Pretrained, check_arguments, resized
 from training.checkpoint.rules import converted, read_rules, ready_files, written
 from training.checkpoint.storage import save
 from training.options import TrainingOptions

@@ -47,7 +47,7 @@ def test_suggests_the_rate_at_which_the_loss_falls_fastest():
     ids=["flat", "rising", "one step"],
 )
 def test_suggests_nothing_where_the_loss_never_falls(losses):
-    assert suggestion(FACTORS, losses).suggested is None
+    assert suggestion(FACTORS, losses) is None
 
 
 def test_smoothing_keeps_a_line_to_its_ends():

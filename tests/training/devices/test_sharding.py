@@ -20,9 +20,8 @@ from model.mlp import mlp
 from model.resnet import resnet
 from model.vit import vit
 from training import optimizers
-from training.devices.mesh import AXES, make_mesh, mesh_shape
 from training.devices.options import DistributedOptions, MeshOptions, check_sharding
-from training.devices.sharding import Plan, shard_bytes
+from training.devices.sharding import AXES, Plan, make_mesh, mesh_shape, shard_bytes
 from training.engine import Replicas, first_state
 from training.feed import make_feeds
 from training.options import LoaderOptions
