@@ -3,8 +3,11 @@
 The comment above or beside a field becomes its description in config.schema.json.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, NamedTuple, Required, TypedDict
+
+from jaxtyping import PyTree
 
 from data_loader.base import Batch
 from data_loader.loader import collated
@@ -27,7 +30,7 @@ class OfHeldOut(NamedTuple):
 
     collate_fn: Batch
 
-    def __call__(self, examples) -> Batch:
+    def __call__(self, examples: Sequence[PyTree]) -> Batch:
         return collated(examples, self.collate_fn, "loader.eval_collate_fn")
 
 
@@ -47,10 +50,10 @@ class LoaderOptions:
     # how many batches of a streamed dataset are read ahead
     prefetch: Annotated[Count, at_most(1024)] = 2
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_options(self)
 
-    def of(self, set_name):
+    def of(self, set_name: str) -> "LoaderOptions":
         """The options of one set; held-out sets use `eval_batch_size` and `eval_collate_fn`."""
         size = self.eval_batch_size or self.batch_size
         own = self.eval_collate_fn
@@ -59,7 +62,7 @@ class LoaderOptions:
             return self
         return replace(self, batch_size=size, collate_fn=collate_fn)
 
-    def size_option(self, set_name):
+    def size_option(self, set_name: str) -> str:
         """The option that gives the size of a set's batches."""
         of_held_out = set_name != "train" and self.eval_batch_size
         return "loader.eval_batch_size" if of_held_out else "loader.batch_size"
@@ -79,14 +82,14 @@ class PretrainedOptions(TypedDict, total=False):
     probe: bool  # refuse weights if the code in model/ computes something else now; default true
 
 
-def check_pretrained(value):
+def check_pretrained(value: object) -> None:
     """Refuse weights in memory, where the path of a file belongs."""
     if holds_weights(value):
         fix = "model._replace(init=lambda key: (run.params, run.state)) as the model"
         raise ValueError(f"pretrained: names a file; to start from weights in memory, pass {fix}")
 
 
-def holds_weights(value):
+def holds_weights(value: object) -> bool:
     """Whether this is a run or its weights, rather than a path with options."""
     if not isinstance(value, dict):
         return isinstance(value, tuple) or hasattr(value, "params")
@@ -137,7 +140,7 @@ class TrainingOptions:
     # the weights to start from: the path of a checkpoint, or an object
     pretrained: LocalPath | PretrainedOptions | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_pretrained(self.pretrained)
         check_options(self)
         if self.epochs is None and self.max_steps is None and self.max_seconds is None:
@@ -149,7 +152,7 @@ class TrainingOptions:
                 form = 'a path is one key, as in {"optimizer.args.lr": [0.01, 0.003]}'
                 raise ValueError(f"vary.{path}: must be a list of numbers, got {values!r}; {form}")
 
-    def evaluations(self):
+    def evaluations(self) -> EvaluationEvery:
         """When the held-out sets are evaluated, as the `every` of an observer."""
         if isinstance(self.eval_every, dict):
             return self.eval_every
@@ -177,18 +180,18 @@ class CheckpointOptions:
     # whether the run stops when a checkpoint or a log line cannot be written
     on_write_error: Literal["stop", "go_on"] = "stop"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_options(self)
         if self.save_top_k > 1 and self.monitor is None:
             why = "no metric decides which are the best; name one with `monitor`"
             raise ValueError(f"save_top_k: is {self.save_top_k}, but {why}")
 
-    def sign(self):
+    def sign(self) -> Literal[-1, 1]:
         """1 if the monitored metric should be low, -1 if it should be high."""
         return sign_of(self.monitor, self.mode, "checkpoint.mode")
 
 
-def monitor_for(monitor, sets, otherwise):
+def monitor_for(monitor: str | None, sets: Iterable[str], otherwise: str | None) -> str | None:
     """The metric that `monitor` means in a run that evaluates these sets: "auto" is the loss of
     `val`, else of the first validation set, else `otherwise`."""
     validation = [name for name in sets if name not in ("train", "test")]
@@ -201,7 +204,7 @@ LOW_IS_GOOD = {"loss", "error", "mse", "rmse", "mae", "perplexity", "bits"}
 HIGH_IS_GOOD = {"accuracy", "f1", "precision", "recall", "auc", "iou"}
 
 
-def sign_of(monitor, mode, key):
+def sign_of(monitor: str | None, mode: str, key: str) -> Literal[-1, 1]:
     """1 if a metric should be low, -1 if it should be high; `auto` decides by the metric's name."""
     words = {"loss"} if monitor in (None, "auto") else set(monitor.split("_"))
     low, high = words & LOW_IS_GOOD, words & HIGH_IS_GOOD
@@ -230,5 +233,5 @@ class LoggingOptions:
     # draw a bar over the steps of an epoch where the output is a terminal or a notebook
     progress_bar: bool = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_options(self)

@@ -2,9 +2,13 @@
 
 import functools
 import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array
 
 from training.base import Schedule
 from utils import UnknownFact
@@ -28,7 +32,7 @@ IN_EPOCHS = {  # {annotation of a length in steps: annotation of the same length
 }
 
 
-def steps_or_epochs(factory):
+def steps_or_epochs(factory: Callable[..., Schedule]) -> Callable[..., Schedule]:
     """Let every length of a schedule, an argument `<prefix>steps`, be given in epochs as well.
     The signature for a config also has `<prefix>epochs`, after each `<prefix>steps`, and the facts
     that convert one into the other. The decorated function always gets numbers of steps."""
@@ -46,7 +50,7 @@ def steps_or_epochs(factory):
     signature = inspect.Signature(public, return_annotation=Schedule)
 
     @functools.wraps(factory)
-    def schedule(*args, **kwargs):
+    def schedule(*args: Any, **kwargs: Any) -> Schedule:
         given = signature.bind(*args, **kwargs)
         given.apply_defaults()
         steps = {name: in_steps(name, by_epochs[name], given.arguments) for name in by_epochs}
@@ -66,7 +70,7 @@ def steps_or_epochs(factory):
     return schedule
 
 
-def show(length):
+def show(length: float | Sequence[float]) -> str:
     """The text of a length, or of several lengths, as in a config."""
     return str(list(length)) if isinstance(length, tuple | list) else f"{length:g}"
 
@@ -135,7 +139,9 @@ def warmup_cosine(
     return warmed_up(warmup_steps, cosine, end, steps, init_value)
 
 
-def warmed_up(warmup, decay, end, steps, start):
+def warmed_up(
+    warmup: int, decay: Callable[..., Schedule], end: float, steps: int, start: float
+) -> Callable[[ArrayLike], Array]:
     """A line from `start` to 1 over `warmup` steps, then a decay to `end` over the rest of
     `steps`."""
     if not 0 <= warmup < steps:
@@ -143,7 +149,7 @@ def warmed_up(warmup, decay, end, steps, start):
         raise ValueError(f"warmup_steps: must be {allowed}, got {warmup}")
     schedule = decay(end=end, steps=steps - warmup)
 
-    def warmed(step):
+    def warmed(step: ArrayLike) -> Array:
         up = start + (1 - start) * step / max(warmup, 1)
         return jnp.where(step < warmup, up, schedule(step - warmup))
 
@@ -162,7 +168,7 @@ def join(
         needed = f"{len(schedules) - 1} ascending steps, one between each two schedules"
         raise ValueError(f"boundary_steps: must be {needed}, got {starts}")
 
-    def joined(step):
+    def joined(step: ArrayLike) -> ArrayLike:
         value = schedules[0](step)
         for start, schedule in zip(starts, schedules[1:], strict=True):
             value = jnp.where(step < start, value, schedule(step - start))
@@ -171,7 +177,7 @@ def join(
     return joined
 
 
-def in_steps(name, name_in_epochs, given):
+def in_steps(name: str, name_in_epochs: str, given: Mapping[str, Any]) -> int | Sequence[int]:
     """The length `name`, or several lengths, in steps; the default of `steps` is the whole run."""
     steps, epochs = given[name], given[name_in_epochs]
     if steps is not None and epochs is not None:

@@ -1,9 +1,13 @@
 """Self-supervision: a model learns without labels which two views show the same example."""
 
+from collections.abc import Callable, Mapping, Sequence
+
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Num, PyTree
 
-from training.base import Objective
+from model.base import Model
+from training.base import Augmented, Loss, Metric, Objective, Preprocessed
 from training.loss import at_least_float32
 from training.objective import inputs, x_of
 from utils import UserError
@@ -11,13 +15,27 @@ from utils.forms import Positive, checked
 
 
 @checked
-def simclr(model, loss, metrics, preprocess, augment, temperature: Positive = 0.5) -> Objective:
+def simclr(
+    model: Model,
+    loss: Callable[..., Loss],
+    metrics: Mapping[str, Callable[..., Metric]],
+    preprocess: Sequence[Callable[..., Preprocessed]],
+    augment: Sequence[Callable[..., Augmented]],
+    temperature: Positive = 0.5,
+) -> Objective:
     """Chen et al. (2020): the view most similar to an augmented view, among all other views in the
     batch, must be the second one of its example. Labels, `loss` and `metrics` are not used. The
     model's output is compared, or its "projection" (see the model `projected`). `matched` is how
     often the second view is the most similar one. An evaluation augments, too, with other keys."""
 
-    def objective(params, state, batch, key, train, mask):
+    def objective(
+        params: PyTree,
+        state: PyTree,
+        batch: PyTree,
+        key: Array,
+        train: bool,
+        mask: Bool[Array, "batch"],
+    ) -> tuple[PyTree, PyTree, dict[str, PyTree]]:
         if train and len(mask) < 2:
             fix = "raise loader.batch_size, or lower training.accumulate"
             raise UserError(f"objective: simclr compares examples, and a batch has only one; {fix}")
@@ -32,7 +50,9 @@ def simclr(model, loss, metrics, preprocess, augment, temperature: Positive = 0.
     return Objective(objective)
 
 
-def nt_xent(z, mask, temperature):
+def nt_xent(
+    z: Num[Array, "2*batch ..."], mask: Bool[Array, "batch"], temperature: float
+) -> tuple[Float[Array, "batch"], Float[Array, "batch"]]:
     """(the loss of each example, whether its views are matched) of their first views, then of their
     second ones, (2 B, D): the cross entropy of finding the other view by the cosine, among the
     views of the examples in `mask`, (B,)."""

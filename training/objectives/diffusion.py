@@ -1,13 +1,16 @@
 """Diffusion: a model learns to predict the noise in images, and can then make images from noise."""
 
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, PyTree
 
 from model import diffusion
-from training.base import Objective
+from model.base import Model
+from training.base import Augmented, Loss, Metric, Objective, Preprocessed
 from training.objective import finish_means, inputs, scored, x_of
 from utils import UserError
 from utils.forms import Share, checked
@@ -15,11 +18,11 @@ from utils.forms import Share, checked
 
 @checked
 def denoising_diffusion(
-    model,
-    loss,
-    metrics,
-    preprocess,
-    augment,
+    model: Model,
+    loss: Callable[..., Loss],
+    metrics: Mapping[str, Callable[..., Metric]],
+    preprocess: Sequence[Callable[..., Preprocessed]],
+    augment: Sequence[Callable[..., Augmented]],
     prediction: Literal["v", "epsilon"] = "v",
     drop_label: Share = 0.1,
 ) -> Objective:
@@ -33,7 +36,9 @@ def denoising_diffusion(
             "and has `inputs` (model/base.py), such as unet"
         )
 
-    def objective(params, state, batch, key, train):
+    def objective(
+        params: PyTree, state: PyTree, batch: PyTree, key: Array, train: bool
+    ) -> tuple[PyTree, PyTree, dict[str, PyTree]]:
         augment_key, noise_key, time_key, drop_key, model_key = jax.random.split(key, 5)
         augmentation = augment if train else ()
         clean, _ = inputs(preprocess, augmentation, augment_key, x_of(batch), None)
