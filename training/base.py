@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     Metric: TypeAlias = PyTree
     Preprocessed: TypeAlias = PyTree
     Augmented: TypeAlias = PyTree
-    Callback: TypeAlias = object
-    Tracker: TypeAlias = object
+    Callback: TypeAlias = Any
+    Tracker: TypeAlias = Any
 else:
     Schedule = NewType("Schedule", Callable)  # step -> multiplier in [0, 1]
     # def fn(output, target) -> Loss: a scalar or a Weighted, or a dict of terms
@@ -141,9 +141,11 @@ def labelled(
     """{label: Tracked} of {label: metric}, or of a list of metrics, whose labels are the names of
     their functions."""
     rules = {}
-    pairs = metrics.items() if isinstance(metrics, dict) else enumerate(metrics)
-    for key, metric in pairs:
-        label = key if isinstance(metrics, dict) else part_name(metric)
+    if isinstance(metrics, Mapping):
+        triples = [(label, label, metric) for label, metric in metrics.items()]
+    else:
+        triples = [(i, part_name(metric), metric) for i, metric in enumerate(metrics)]
+    for key, label, metric in triples:
         if label in ("", "loss") or label in rules or "/" in label:
             raise UserError(
                 f"metrics.{key}: the name {label!r} is taken, or has a '/', or is empty; "
@@ -304,7 +306,7 @@ class Parts:
     # {path: its value in each replica} of the numbers in training.vary, and the function
     # (parts, {path: number}) that returns the parts with these numbers in their place
     vary: dict[str, Any] = field(default_factory=dict)
-    rebuild: "Callable[[Parts, Numbers], Parts] | None" = None
+    rebuild: "Callable[[Parts, Numbers], Parts]" = lambda parts, numbers: parts
 
     # Only of a config:
     source: str | None = None  # its name in messages

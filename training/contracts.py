@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array, PyTree
 
@@ -288,7 +289,7 @@ def explained(what: str, batch: PyTree = None) -> Iterator[None]:
     except (UserError, RunError):
         raise
     except (Exception, SystemExit) as error:
-        if not isinstance(jnp.zeros(()), jax.core.Tracer):
+        if not isinstance(jnp.zeros(()), Tracer):
             raise
         notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(OF_PART)]
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"

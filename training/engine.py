@@ -33,7 +33,7 @@ from training.contracts import check_metrics, guarded_model
 from training.feed import Feed, Step, make_feeds
 from training.metrics import phase_of
 from training.objective import values_of
-from training.rows import Row, Sums, TrainingSums, row_of_batch
+from training.rows import EvaluationRow, Row, Sums, TrainingSums, row_of_batch
 from training.update import first_not_finite, genuine, made_floats, with_refusal
 from utils import UserError, format_bytes, named_leaves, shown_if_slow
 
@@ -56,6 +56,16 @@ class Called(NamedTuple):
     rows: list[Row]  # of each lane, on the device
 
 
+class Constants(NamedTuple):
+    """What stays the same in all batches of an evaluation, for one lane."""
+
+    params: PyTree
+    state: PyTree
+    epoch: Int[Array | np.ndarray, "*replicas"]
+    step: Int[Array | np.ndarray, "*replicas"]  # how many steps trained the params
+    numbers: Numbers
+
+
 class Trainer:
     """Trains and evaluates the replicas of a recipe on `sets`, {"train": dataset, "test": dataset,
     ...}. Without a "train" set it only evaluates."""
@@ -68,7 +78,6 @@ class Trainer:
         self.numbers = [as_inputs(numbers) for numbers in recipe.varied_numbers]  # of each replica
         self.lane_numbers = self.replicas.joined(self.numbers)
         self.feeds = make_feeds(sets, recipe.loader, self.replicas, options.limit_batches)
-        self.feed = self.feeds.get("train")
         self.evaluated_early = [*recipe.sets_in_epochs(sets), *recipe.sets_at_end(sets)]
         try:
             self.make_programs()
@@ -83,6 +92,11 @@ class Trainer:
         self.copy = jax.jit(
             lambda ts, memory: jax.tree.map(jnp.copy, ts), donate_argnums=1, keep_unused=True
         )
+
+    @property
+    def feed(self) -> Feed:
+        """The feed of the training set."""
+        return self.feeds["train"]
 
     # Programs.
 
@@ -104,7 +118,7 @@ class Trainer:
         self.values = {name: values_of(trace) for name, trace in traced.items()}
         # Of each set: the modes of what is measured, and a row as shapes.
         self.modes, self.rows = {}, {}
-        if self.feed:
+        if "train" in feeds:
             held_out = [trace for name, trace in traced.items() if name != "train"]
             held_out = held_out or [recipe.traced(self.weight_specs, self.feed.shapes, train=False)]
             for trace in held_out:
@@ -125,9 +139,7 @@ class Trainer:
         unroll, steps = not self.looped, self.feed.steps  # unroll microbatches where loops are slow
         self.passes = recipe.make_update(unroll, steps).passes
 
-        def make_state(
-            params: PyTree, state: PyTree, seed: ArrayLike, numbers: Numbers
-        ) -> TrainState:
+        def make_state(params: PyTree, state: PyTree, seed: Array, numbers: Numbers) -> TrainState:
             """The TrainState of a replica with these numbers."""
             update = recipe.with_numbers(numbers).make_update(unroll, steps)
             return first_state(update, params, state, seed)
@@ -136,7 +148,16 @@ class Trainer:
         self.make_state = quick(make_state, self.plan.of_state(carry))
         of_epoch, of_line = (metric_plan.modes(values, "TRAIN", f) for f in ("EPOCH", "STEP"))
         modes, norms = of_epoch | of_line, metric_plan.norms
-        row = row_spec(modes, values, dict.fromkeys(norms, self.leaf_names))
+        number, leaves = jax.ShapeDtypeStruct((), jnp.int32), (len(self.leaf_names),)
+        row: Row = {
+            **row_spec(modes, values),
+            "steps": number,
+            "bad": number,
+            "norms": {
+                name: jax.ShapeDtypeStruct(leaves if name.endswith("_leaves") else (), jnp.float32)
+                for name in norms
+            },
+        }
         self.modes["train"], self.rows["train"] = {"epoch": of_epoch, "line": of_line}, row
         step = training_step(recipe, modes, norms, unroll, steps)
         loop = jax.lax.fori_loop if self.looped else None
@@ -144,7 +165,7 @@ class Trainer:
         capacity = self.capacity(row, steps)
         self.program = self.feed.program("train", step, loop, capacity, shardings)
 
-    def capacity(self, row: Row, steps: int | None) -> int:
+    def capacity(self, row: Row | EvaluationRow, steps: int | None) -> int:
         """The most steps of a call that makes one such row for each."""
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(row))
         return max(
@@ -162,7 +183,7 @@ class Trainer:
 
     def prepare(self) -> None:
         """Wait until the training step is compiled, and log what it took and what it needs."""
-        if self.program.compiled is not None:
+        if self.program.compiled:
             return
         self.program.prepare(self.lane_numbers[0], self.states[0], *self.feed.specs())
         if not self.compile_seconds():
@@ -190,7 +211,10 @@ class Trainer:
 
     def compile_seconds(self) -> float:
         """The seconds that compiling the training step and the evaluations has taken so far."""
-        programs = [*([self.program] if self.feed else []), *self.evaluation_programs.values()]
+        programs = [
+            *([self.program] if "train" in self.feeds else []),
+            *self.evaluation_programs.values(),
+        ]
         return sum(program.seconds for program in programs)
 
     # State.
@@ -359,12 +383,14 @@ class Trainer:
         """The number of examples before an evaluation, of a lane."""
         return self.plan.put(np.zeros(self.replicas.shape, np.int32))
 
-    def at(self, epoch: int, step: int, weights: list[tuple[PyTree, PyTree]]) -> list[tuple]:
-        """What is constant in an evaluation, for each lane: (params, state, epoch, step,
-        numbers)."""
+    def at(self, epoch: int, step: int, weights: list[tuple[PyTree, PyTree]]) -> list[Constants]:
+        """The Constants of an evaluation, for each lane."""
         shape = self.replicas.shape
         when = np.full(shape, epoch, np.int32), np.full(shape, step, np.int32)
-        return [(*lane, *when, own) for lane, own in zip(weights, self.lane_numbers, strict=True)]
+        return [
+            Constants(*lane, *when, own)
+            for lane, own in zip(weights, self.lane_numbers, strict=True)
+        ]
 
     def close(self) -> None:
         """End the threads that read ahead, and those that compile."""
@@ -385,28 +411,19 @@ def advance(
     were. To `calls`, (batches, the rows of each lane) is appended for each call of the program."""
     taken = 0
     for lanes, steps in feed.calls(count):
-        rows = [None] * len(carries)
+        rows = []
         for lane, arguments in enumerate(lanes):
-            carries[lane], rows[lane] = program(consts[lane], carries[lane], *arguments)
+            carries[lane], row = program(consts[lane], carries[lane], *arguments)
+            rows.append(row)
         calls.append(Called(steps, rows))
         taken += steps
     return taken
 
 
-def row_spec(
-    modes: dict[str, Mode], values: dict[str, PyTree], norms: dict[str, Sequence[str]] | None = None
-) -> Row:
-    """The shapes of a row of these values; in training, with the `norms` {name: its leaves}."""
+def row_spec(modes: dict[str, Mode], values: dict[str, PyTree]) -> EvaluationRow:
+    """The shapes of a row of these values."""
     mask = jax.ShapeDtypeStruct((jax.tree.leaves(values)[0].shape[0],), bool)
-    row = jax.eval_shape(partial(row_of_batch, modes), values, mask)
-    if norms is None:
-        return row
-    number = jax.ShapeDtypeStruct((), jnp.int32)
-    shapes = {
-        name: jax.ShapeDtypeStruct((len(leaves),) if name.endswith("_leaves") else (), jnp.float32)
-        for name, leaves in norms.items()
-    }
-    return row | {"steps": number, "bad": number, "norms": shapes}
+    return jax.eval_shape(partial(row_of_batch, modes), values, mask)
 
 
 def training_step(
@@ -430,20 +447,19 @@ def training_step(
 
 
 def evaluation_step(recipe: Recipe, name: str, modes: dict[str, Mode]) -> Step:
-    """The step of the program that evaluates a set. The constants are (params, state, epoch, step,
-    numbers), the carry is the number of examples before the batch, and the random key is a function
-    of the set, the epoch and that number."""
+    """The step of the program that evaluates a set. The carry is the number of examples before the
+    batch, and the random key is a function of the set, the epoch and that number."""
     set_key = zlib.crc32(name.encode())
 
     def step(
-        consts: tuple, seen: Int[Array, ""], batch: PyTree, valid: ArrayLike
-    ) -> tuple[Int[Array, ""], Row]:
-        *weights, epoch, trained, numbers = consts
+        constants: Constants, seen: Int[Array, ""], batch: PyTree, valid: ArrayLike
+    ) -> tuple[Int[Array, ""], EvaluationRow]:
+        params, state, epoch, trained, numbers = constants
         key = jax.random.fold_in(jax.random.key(set_key), epoch)
         key = jax.random.fold_in(key, seen)
         mask = genuine(batch, valid)
         objective = recipe.with_numbers(numbers).objective._replace(step=trained)
-        losses, _, metrics = objective(*weights, batch, key, False, mask)
+        losses, _, metrics = objective(params, state, batch, key, False, mask)
         row = row_of_batch(modes, {**metrics, "loss": losses}, mask)
         return seen + row["examples"], row
 
@@ -547,7 +563,7 @@ def first_weights(model: Model, seed: ArrayLike) -> tuple[PyTree, PyTree]:
     return guarded_model(model).init(key)
 
 
-def first_state(update: Update, params: PyTree, state: PyTree, seed: ArrayLike) -> TrainState:
+def first_state(update: Update, params: PyTree, state: PyTree, seed: Array) -> TrainState:
     """The TrainState before the first step."""
     opt, ema = update.init(params)
     ts = TrainState(jnp.int32(0), seed, params, state, opt, ema, jnp.bool(False), jnp.float32(1))
@@ -602,11 +618,13 @@ class Program:
         self.shardings = (whole if shardings is None else shardings, whole)
         names = arguments or inspect.signature(function).parameters
         self.arguments = [name.lstrip("_") for name in names]
-        self.compiled = None
-        self.finish = None  # returns the compiled program, once it has been traced
+        self.compiled: Callable | None = None  # the function itself if nothing is compiled
+        self.finish: Callable[[], Compiled] | None = (
+            None  # returns the compiled program, once it has been traced
+        )
         self.seconds = 0.0  # spent on tracing, and on compiling or waiting for it
         # Bytes of arguments, results and temporaries, if the backend reports them.
-        self.memory = None
+        self.memory: dict[str, int] | None = None
 
     @property
     def title(self) -> str:
@@ -616,33 +634,37 @@ class Program:
     def begin(self, *arguments: PyTree) -> None:
         """Trace it for these arguments, or for their specs, and start to compile it in a thread.
         Several processes must compile in the same order, so they compile when it is needed."""
-        if self.compiled is not None or self.finish is not None:
+        if self.compiled or self.finish:
             return
-        if jax.config.jax_disable_jit:
+        if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]  # untyped
             self.compiled = self.function
             return
         start = time.perf_counter()
         jitted = jax.jit(self.function, donate_argnums=1, out_shardings=self.shardings)
         compile_it = partial(compile_step, jitted.lower(*arguments), self.options)
-        threaded = self.pool is not None and jax.process_count() == 1
-        self.finish = self.pool.submit(compile_it).result if threaded else compile_it
+        if self.pool is not None and jax.process_count() == 1:
+            self.finish = self.pool.submit(compile_it).result
+        else:
+            self.finish = compile_it
         self.seconds += time.perf_counter() - start
 
-    def prepare(self, *arguments: PyTree) -> None:
-        """Compile for these arguments, without running, or wait until it is compiled."""
+    def prepare(self, *arguments: PyTree) -> Callable:
+        """Compile for these arguments, without running, or wait until it is compiled; return the
+        compiled program."""
         self.begin(*arguments)
-        if self.compiled is None:
+        if self.compiled is None and self.finish is not None:
             start = time.perf_counter()
             with shown_if_slow(f"Compiling the {self.title}"):
-                self.compiled = self.finish()
+                self.compiled = compiled = self.finish()
             self.seconds += time.perf_counter() - start
-            self.memory = memory_of(self.compiled)
+            self.memory = memory_of(compiled)
+        assert self.compiled
+        return self.compiled
 
     def __call__(self, *arguments: PyTree) -> Any:
-        if self.compiled is None:
-            self.prepare(*arguments)
+        compiled = self.compiled or self.prepare(*arguments)
         try:
-            return self.compiled(*arguments)
+            return compiled(*arguments)
         except (TypeError, ValueError) as error:
             if change := self.change(arguments):
                 raise UserError(f"{self.title}: it was compiled for {change}") from error
@@ -651,7 +673,7 @@ class Program:
     def change(self, arguments: tuple) -> str | None:
         """A text that says how these arguments differ from the compiled ones; None if they do
         not."""
-        if self.compiled is self.function:
+        if not isinstance(self.compiled, Compiled):
             return None
         shardings = self.compiled.in_tree.flatten_up_to(self.compiled.input_shardings)
         before = self.leaves(self.compiled.args_info[0], shardings)
@@ -722,7 +744,7 @@ def loops_are_slow(objective: Traced) -> bool:
     """Whether this objective, which is traced, must not run inside a compiled loop, where XLA's CPU
     backend does not use its fast path for dense convolutions (eight steps of a 3x3 convolution: 82
     ms outside, 6,670 ms inside). Its steps are then dispatched one by one."""
-    if jax.config.jax_disable_jit:
+    if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]  # untyped
         return True  # for debugging, one step is one call
     if jax.default_backend() != "cpu":
         return False

@@ -34,13 +34,13 @@ from utils import UserError
 if TYPE_CHECKING:
     from training.engine import Program, Replicas
     from training.options import LoaderOptions
-    from training.rows import Row
+    from training.rows import EvaluationRow, Row
 
 logger = logging.getLogger("main")
 
 
 # step(constants, carry, batch, count of genuine examples) -> (carry, row)
-Step: TypeAlias = Callable[[PyTree, PyTree, PyTree, Int[Array, ""]], "tuple[PyTree, Row]"]
+Step: TypeAlias = Callable[[Any, Any, PyTree, Array], "tuple[Any, Row | EvaluationRow]"]
 Call: TypeAlias = tuple[list[tuple], int]  # (the arguments of a program for each lane, batches)
 # source(epoch, start) yields ([a batch for each replica], its size, count of genuine examples)
 Source: TypeAlias = Callable[[int, int], Iterator[tuple[list[PyTree], int, int]]]
@@ -292,7 +292,7 @@ def check_form(name: str, batch: PyTree, first: str, expected: PyTree) -> None:
 
 def limited(steps: int | None, limit: int | None) -> int | None:
     """How many batches are taken of `steps`, which may be unknown."""
-    return steps if None in (steps, limit) else min(steps, limit)
+    return steps if steps is None or limit is None else min(steps, limit)
 
 
 def nbytes(dataset: Arrays) -> int:
@@ -318,18 +318,19 @@ class UserBatches:
     `start_at(epoch, batch)`, which goes to a batch."""
 
     def __init__(self, iterable: Any, replicas: Replicas) -> None:
-        self.iterable, self.replicas, self.rows = iterable, replicas, None
+        self.iterable, self.replicas = iterable, replicas
+        self.rows: int | None = None
         self.seekable = hasattr(iterable, "start_at")
 
     def __call__(self, epoch: int, start: int) -> Iterator[tuple[list[PyTree], int, int]]:
         whole = self.iterable.start_at(epoch, start) if self.seekable else self.iterable
         for batch, valid in padded(whole, self.rows, start if self.seekable else 0):
             # Remembered, since a resumed epoch may begin at its last, short batch.
-            self.rows = len(jax.tree.leaves(batch)[0])
+            self.rows = rows = len(jax.tree.leaves(batch)[0])
             if jax.process_count() > 1:  # the loader of each process yields the same whole batches
-                own = self.replicas.rows(self.rows)
+                own = self.replicas.rows(rows)
                 batch = jax.tree.map(lambda a, own=own: a[own], batch)
-            yield [batch] * len(self.replicas.seeds), self.rows, valid
+            yield [batch] * len(self.replicas.seeds), rows, valid
 
 
 def drawn_batches(
@@ -360,7 +361,7 @@ def over_orders(
         carry: PyTree,
         data: PyTree,
         order: Int[Array, "batches batch"],
-        valid: Int[Array, batches],
+        valid: Int[Array, " batches"],
         i: Int[Array, ""],
     ) -> tuple[PyTree, Row]:
         batch = jax.tree.map(lambda a: a[order[i]], data)
@@ -373,7 +374,7 @@ def over_orders(
         carry: PyTree,
         data: PyTree,
         order: Int[Array, "batches batch"],
-        valid: Int[Array, batches],
+        valid: Int[Array, " batches"],
         start: Int[Array, ""],
         count: Int[Array, ""],
     ) -> tuple[PyTree, Row]:
@@ -392,7 +393,7 @@ def over_orders(
         carry: PyTree,
         data: PyTree,
         order: Int[Array, "batches batch"],
-        valid: Int[Array, batches],
+        valid: Int[Array, " batches"],
         start: Int[Array, ""],
         _count: Int[Array, ""],
     ) -> tuple[PyTree, Row]:

@@ -134,9 +134,8 @@ def fit(
     check_callbacks(recipe, sets["train"])
     show_on_console()
     record = own_record(recipe, sets, config)
-    with holding(folder, resume, record) as (checkpoint, begin):
-        of_run = folder, record, checkpoint
-        return train_recipe(recipe, sets, *of_run, begin=begin)
+    with holding(folder, resume, record) as (begun, begin):
+        return train_recipe(recipe, sets, folder, record, begun, begin=begin)
 # fmt: on
 
 
@@ -177,6 +176,7 @@ def evaluate(
         check_weights(trainer.weight_specs, (params, state))
         weights = trainer.put_weights((params, state))
         sums = trainer.evaluate("test", weights=[weights], step=step or 0)
+        assert sums is not None  # nothing stops it
         values = recipe.reader().values("test", sums)
     return {name.removeprefix("test_"): value for name, value in values.items()}
 
@@ -247,7 +247,7 @@ def assemble(
         trainer.try_out(name)
     if pretrained:
         logger.info("%s %s", "With" if checkpoint else "Starting from", pretrained)
-    run = Run(trainer, training.epochs, trainer.feed.steps)
+    run = Run(trainer, training.epochs, trainer.feed.steps, trainer.training_sums())
     reader, rates = recipe.reader(trainer), LearningRates(recipe.rates, trainer)
     own_folder = Path(folder) if folder and is_first() else None  # in the process that writes
     log = metric_log(recipe, own_folder, record, checkpoint)
@@ -433,14 +433,13 @@ def own_record(recipe: Recipe, sets: Sets, config: dict[str, Any] | None = None)
         raise UserError(f"config: must be a dict, got {type(config).__name__}; {fix}")
     loader = vars(recipe.loader) | {"collate_fn": None, "eval_collate_fn": None}
     own = {"seed": recipe.seed, "loader": loader, "training": vars(recipe.training)}
-    for key in own.keys() & (config or {}).keys():
+    config = config or {}
+    for key in own.keys() & config.keys():
         if config[key] != own[key]:
             fix = f"pass the same as fit({key}=...)" if key == "seed" else "choose another key"
             raise UserError(f"config: {key!r} is the run's own, {own[key]!r}; {fix}")
     named = class_names(sets["train"]), tokenizer_json(sets["train"])
-    record = run_folder.record(
-        own | (config or {}), {}, sets, recipe.objective.fingerprints, *named
-    )
+    record = run_folder.record(own | config, {}, sets, recipe.objective.fingerprints, *named)
     return record | {"written_by": "fit", "preprocess": described(recipe.preprocess)}
 
 

@@ -199,7 +199,9 @@ def find(kind: str) -> tuple[dict[str, Callable], dict[str, str]]:
 def modules(homes: Iterable[str]) -> Iterator[str]:
     """The names of all modules in the homes of a kind."""
     for home in [PACKAGE + home for home in homes]:
-        folders = importlib.util.find_spec(home).submodule_search_locations
+        spec = importlib.util.find_spec(home)
+        assert spec is not None
+        folders = spec.submodule_search_locations
         if folders is None:
             yield home
         else:

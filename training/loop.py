@@ -99,10 +99,12 @@ class Loop:
         self.late = [getattr(each, "late", False) for each in observers]
         self.sees_batches = any(hasattr(each, "on_batch") for each in observers)
         self.in_epochs = recipe.sets_before_end(self.trainer.feeds)  # the sets to evaluate there
-        lines = recipe.logging
-        self.line_every = {"batches": lines.every_steps, "seconds": lines.every_seconds}
-        self.line_every = {key: number for key, number in self.line_every.items() if number}
-        self.eval_every = recipe.training.evaluations()
+        self.line_every: Every = {}
+        if recipe.logging.every_steps:
+            self.line_every["batches"] = recipe.logging.every_steps
+        if recipe.logging.every_seconds:
+            self.line_every["seconds"] = recipe.logging.every_seconds
+        self.eval_every: Every = recipe.training.evaluations()
         self.times = {}  # {what is due by seconds: the time when it was due last}
         self.scales = {}  # {key of an observer: the lr_scale that it returned}
         self.in_flight = deque()  # the Chunks whose rows have not been read yet
@@ -137,7 +139,7 @@ class Loop:
             if save:
                 self.save(save)
             if not run.open_at:
-                self.end_if_spent(bool(start) and agreed([self.clock.is_spent()])[0])
+                self.end_if_spent(start is not None and self.is_spent())
             ended = False
             while not ended:  # a save finds a state that is not finite, and the run may go back
                 while not run.finished and not run.stopped:
@@ -230,7 +232,7 @@ class Loop:
 
     def is_due_by_time(self, number: int, every: Every | None) -> bool:
         """Whether something is due by seconds, which are then counted from now on."""
-        if "seconds" not in (every or {}):
+        if not every or "seconds" not in every:
             self.times.pop(number, None)
             return False
         now = time.monotonic()
@@ -279,10 +281,10 @@ class Loop:
     def bad_steps(self, rows: list[Row], first: int) -> list[Bad]:
         """The first Bad of each replica in the rows of a chunk that begins with the step
         `first`."""
-        found, params = [], None
+        found = []
         for replica, own in enumerate(rows):
             for i in np.flatnonzero(own["bad"] != GOOD)[:1].tolist():
-                params = params or self.trainer.replica_states()[0].params
+                params = self.trainer.replica_states()[0].params
                 leaf = bad_leaf_name(params, int(own["bad"][i]))
                 found.append(Bad(first + i, leaf, replica, of_state=False))
         return sorted(found)
@@ -363,7 +365,7 @@ class Loop:
         replies = self.end_of_evaluation(row | {"end_of_epoch": True})
         save = most_complete(todo.save, replies.save)
         if not save or self.save(save):
-            self.end_if_spent(agreed([self.clock.is_spent()])[0])
+            self.end_if_spent(self.is_spent())
         self.poll()
 
     def end_of_training(self) -> None:
@@ -398,6 +400,10 @@ class Loop:
         if not run.finished and not run.stopped:
             run.stopped = True
             run.stopped_by = run.budget_exhausted = why
+
+    def is_spent(self) -> bool:
+        """Whether the seconds of the run are over, by the clock of process 0."""
+        return bool(agreed([int(self.clock.is_spent())])[0])
 
     def poll(self) -> bool:
         """Stop the run if a signal has arrived, and return whether one has."""
@@ -434,7 +440,7 @@ class Loop:
             replies = self.call_observers(
                 "on_evaluated", name, named, among=self.due_at_evaluation(limited)
             )
-            run.metrics = run.metrics | replies.values
+            run.metrics = {**run.metrics, **replies.values}
             self.apply(replies)
         self.check_reported(limited)
         return {name: v for name, v in run.metrics.items() if name.partition("_")[0] in names}

@@ -115,7 +115,7 @@ def label_and_weight(
             "logit, use the loss binary_cross_entropy and the metric binary_accuracy)"
         )
     label, weight = target_and_weight(label, ignore_label)
-    if ignore_label is not None and label.shape == logits.shape:
+    if ignore_label is not None and label.shape == shape:
         why = "the target holds probabilities, and only classes can be ignored"
         raise ValueError(f"ignore_label: {why}; give the elements weights")
     return label, weight

@@ -74,16 +74,15 @@ def output_of_views(apply: Callable[..., tuple[PyTree, PyTree]], x: Array, views
     if getattr(x, "ndim", None) != 4:
         axes = "(height, width, channels)"
         raise ValueError(f"views: an example must be an image {axes}, got a batch {jnp.shape(x)}")
-    shown = [(1.0, x)]
+    shown, (_, height, width, _) = [(1.0, x)], x.shape
     if views == "flipped_and_shifted":
-        height, width = x.shape[1:3]
         padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), "reflect")
         moved = [padded[:, i : i + height, i : i + width] for i in (0, 2)]
         shown = [(0.5, x), *((0.25, each) for each in moved)]
     shares = jnp.array([share / 2 for share, _ in shown for _ in range(2)])
     images = jnp.stack([view for _, each in shown for view in (each, each[:, :, ::-1])])
     output, _ = apply(images.reshape(-1, *x.shape[1:]), train=False, key=None)
-    if any(looks_like_image(out.shape[1:], x.shape[1:3]) for out in jax.tree.leaves(output)):
+    if any(looks_like_image(out.shape[1:], (height, width)) for out in jax.tree.leaves(output)):
         fix = 'use views="one"'
         raise UserError(f"views: the mean of outputs that are images would mix places; {fix}")
     each = lambda out: out.reshape(len(shares), -1, *out.shape[1:])  # noqa: E731
@@ -138,13 +137,14 @@ def cutmix(
             raise ValueError(f"cutmix: an example must be an image {axes}, got a batch {found}")
         share_key, centre_key = jax.random.split(key)
         side = jnp.sqrt(1 - jax.random.beta(share_key, alpha, alpha)) / 2
-        sizes = jnp.array(x.shape[1:3])
+        _, height, width, _ = x.shape
+        sizes = jnp.array((height, width))
         centre = jax.random.randint(centre_key, (2,), 0, sizes)
         half = (side * sizes).astype(int)
         first, end = jnp.maximum(centre - half, 0), jnp.minimum(centre + half, sizes)
         rows, columns = (
             (first[i] <= jnp.arange(n)) & (jnp.arange(n) < end[i])
-            for i, n in enumerate(x.shape[1:3])
+            for i, n in enumerate((height, width))
         )
         cut = rows[:, None] & columns
 
@@ -152,7 +152,7 @@ def cutmix(
             return jnp.where(cut.reshape(*cut.shape, *(1,) * (a.ndim - 3)), a[::-1], a)
 
         def of_target(a: Array, other: Array) -> Array:
-            return with_rectangle(a) if is_image(a.shape[1:], cut.shape) else other
+            return with_rectangle(a) if is_image(a.shape[1:], (height, width)) else other
 
         both = (
             jax.tree.map(of_target, target, others)
@@ -226,7 +226,8 @@ def denoising(
 def pair_of(batch: PyTree) -> tuple[PyTree, PyTree]:
     """A batch, which must be a pair of inputs and targets."""
     if isinstance(batch, tuple | list) and len(batch) == 2:
-        return batch
+        x, target = batch
+        return x, target
     form = f"one of {len(batch)}" if isinstance(batch, tuple | list) else "an array"
     form = f"a dict of {', '.join(map(str, batch))}" if isinstance(batch, dict) else form
     fix = "return (x, target) from the dataset, the loader or its collate_fn"
@@ -359,8 +360,8 @@ def summed(losses: PyTree) -> tuple[PyTree, dict[str, PyTree]]:
 
 def mixed(share: Float[Array, ""], a: Array | Weighted, b: Array | Weighted) -> Array | Weighted:
     """The mixture of two losses of an example, whose weights are mixed, too."""
-    if not is_weighted(a):
-        return share * a + (1 - share) * b
+    if not (isinstance(a, Weighted) and isinstance(b, Weighted)):
+        return share * jnp.asarray(a) + (1 - share) * jnp.asarray(b)
     weight = share * a.weight + (1 - share) * b.weight
     total = share * a.weight * a.value + (1 - share) * b.weight * b.value
     return Weighted(total / jnp.where(weight == 0, 1, weight), weight)
@@ -397,9 +398,9 @@ def means_of(values: PyTree) -> PyTree:
     """The mean over the examples of each value, weighted if it is Weighted."""
 
     def mean(value: Array | Weighted) -> Array:
-        if not is_weighted(value):
-            return value.mean(0)
-        return jnp.average(value.value, axis=0, weights=value.weight)
+        if isinstance(value, Weighted):
+            return jnp.average(value.value, axis=0, weights=value.weight)
+        return value.mean(0)
 
     return jax.tree.map(mean, values, is_leaf=is_weighted)
 

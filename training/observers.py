@@ -73,16 +73,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jax.tree_util import tree_structure
 
 from data_loader.nest import map_nest
 from training.base import Tracked, TrainState
 from training.metrics import NEEDS
+from training.options import Every
 from utils import RunError, UserError, cut, relative_path
 from utils.files import is_alike
-from utils.forms import Count, Misfit, Positive, form
+from utils.forms import Misfit, form
 
 if TYPE_CHECKING:
     from training.checkpoint.storage import Checkpoint
@@ -115,16 +116,6 @@ REPLIES = dict.fromkeys(("stop", "pause", "lr_scale"), REPLYING) | {
     "back_to": ("on_bad",),
 }
 LARGEST = 3.4e38  # about the largest number of float32
-
-
-class Every(TypedDict, total=False):
-    """When something happens."""
-
-    steps: Count  # after every n-th step
-    epochs: Count  # after every n-th epoch
-    batches: Count  # after every n-th batch of an epoch
-    seconds: Positive  # after the first chunk that ends so much later than the last time
-    at: Count  # after this step
 
 
 EVERY_EPOCH: Every = {"epochs": 1}
@@ -176,8 +167,7 @@ def every_of(observer: Any) -> Every | None:
 
 def steps_left(every: Every | None, step: int, position: int) -> int:
     """The steps until this is due by the number of steps alone."""
-    every = every or {}
-    left = [NEVER]
+    every, left = every or {}, [NEVER]
     if "steps" in every:
         left.append(every["steps"] - step % every["steps"])
     if "batches" in every:
@@ -189,7 +179,7 @@ def steps_left(every: Every | None, step: int, position: int) -> int:
 
 def is_due_at_end(every: Every | None, epoch: int) -> bool:
     """Whether this is due at the end of an epoch."""
-    return "epochs" in (every or {}) and epoch % every["epochs"] == 0
+    return bool(every) and "epochs" in every and epoch % every["epochs"] == 0
 
 
 # Replies.
@@ -276,7 +266,7 @@ def checked_reply(observer: Any, event: str, reply: object) -> dict[str, Any]:
     reply = reply | {"save": "last" if reply.get("save") is True else reply.get("save") or None}
     if "values" in reply:
         reply = reply | {"values": checked_values(where, reply["values"])}
-    scale = reply.get("lr_scale", 1.0)
+    scale: Any = reply.get("lr_scale", 1.0)
     with suppress(TypeError, ValueError):
         if 0 <= scale <= LARGEST:
             return reply
@@ -430,7 +420,7 @@ def check_reports(place: str, observer: Any) -> None:
 
 def reported_by(observer: Any, sets: Sequence[str]) -> list[str]:
     """The names of the values that an observer reports about these held-out sets."""
-    names = getattr(observer, "reports", ())
+    names: Any = getattr(observer, "reports", ())
     names = names(sets) if callable(names) else names
     return [name for name in names if name.split("_")[0] in sets]
 

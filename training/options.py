@@ -104,6 +104,16 @@ class EvaluationEvery(TypedDict, total=False):
     epochs: Count
 
 
+class Every(TypedDict, total=False):
+    """When something happens."""
+
+    steps: Count  # after every n-th step
+    epochs: Count  # after every n-th epoch
+    batches: Count  # after every n-th batch of an epoch
+    seconds: Positive  # after the first chunk that ends so much later than the last time
+    at: Count  # after this step
+
+
 @dataclass(frozen=True)
 class TrainingOptions:
     """How long a run trains, and in which way."""
@@ -152,10 +162,10 @@ class TrainingOptions:
                 form = 'a path is one key, as in {"optimizer.args.lr": [0.01, 0.003]}'
                 raise ValueError(f"vary.{path}: must be a list of numbers, got {values!r}; {form}")
 
-    def evaluations(self) -> EvaluationEvery:
+    def evaluations(self) -> Every:
         """When the held-out sets are evaluated, as the `every` of an observer."""
         if isinstance(self.eval_every, dict):
-            return self.eval_every
+            return {**self.eval_every}
         return {"epochs": self.eval_every} if self.eval_every else {}
 
 

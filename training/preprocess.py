@@ -200,7 +200,8 @@ def with_fit(
     fn: Callable[..., Preprocessed], batches: Iterable[np.ndarray]
 ) -> Callable[..., Preprocessed]:
     """A preprocessing function with the arguments that its `fit` computes from these batches."""
-    function, names = getattr(fn, "func", fn), unfitted(fn)
+    function: Any = getattr(fn, "func", fn)
+    names = unfitted(fn)
     accepted, given = inspect.signature(function.fit).parameters, getattr(fn, "keywords", {})
     try:
         values = function.fit(batches, **{k: v for k, v in given.items() if k in accepted})
@@ -230,7 +231,7 @@ def fitted(
             compute = jax.jit(lambda x, before=tuple(done): preprocessed(before, x))
 
             def prepare(x: PyTree, compute: Callable[[PyTree], PyTree] = compute) -> PyTree:
-                check_integers(x, bits=64 if jax.config.jax_enable_x64 else 32)
+                check_integers(x, bits=8 * jnp.result_type(int).itemsize)
                 return jax.device_get(compute(x))
 
             raw = first_inputs(dataset, options or LoaderOptions(), limit)
@@ -256,6 +257,7 @@ def fitted_to_zeros(
 def with_statistics(parts: Parts, statistics: Sequence[Statistics]) -> Parts:
     """The parts of a config with statistics of the training set, [[index in preprocess, {argument:
     value}], ...], in the functions and in the config."""
+    assert parts.config is not None
     preprocess, config = list(parts.preprocess), dict(parts.config)
     nodes = config["preprocess"] = list(config["preprocess"])
     for i, values in statistics:
@@ -269,6 +271,7 @@ def with_recorded(parts: Parts, config: dict[str, Any], source: str) -> Parts:
     """The parts with the statistics that a run has recorded in its config."""
     if not parts.unfitted:
         return parts
+    assert parts.config is not None
     statistics = recorded_statistics(parts, config)
     if len(statistics) < len(parts.unfitted):
         names = [parts.config["preprocess"][i]["name"] for i in parts.unfitted]
@@ -281,13 +284,14 @@ def with_recorded(parts: Parts, config: dict[str, Any], source: str) -> Parts:
 
 def recorded_statistics(parts: Parts, config: dict[str, Any]) -> list[Statistics]:
     """The statistics that the config of a run holds for the same parts, for `with_statistics`."""
+    assert parts.config is not None
     recorded, found = config.get("preprocess"), []
     recorded = recorded if isinstance(recorded, list) else []
     for i, names in parts.unfitted.items():
-        node = recorded[i] if i < len(recorded) else None
-        args = node.get("args") if isinstance(node, dict) else None
-        same = isinstance(args, dict) and node.get("name") == parts.config["preprocess"][i]["name"]
-        if not same:
+        node = recorded[i] if i < len(recorded) and isinstance(recorded[i], dict) else {}
+        args = node.get("args")
+        same = node.get("name") == parts.config["preprocess"][i]["name"]
+        if not isinstance(args, dict) or not same:
             continue
         values = {name: args.get(name) for name in names}
         if all(map(is_statistic, values.values())):

@@ -42,9 +42,9 @@ def agreed(numbers: list[int]) -> list[int]:
         return numbers
     from jax.experimental.multihost_utils import broadcast_one_to_all
 
-    numbers = np.asarray(numbers)
-    sent = broadcast_one_to_all(numbers.view(np.uint8))  # JAX would cut numbers to 32 bits
-    return np.asarray(sent).view(numbers.dtype).tolist()
+    own = np.asarray(numbers)
+    sent = broadcast_one_to_all(own.view(np.uint8))  # JAX would cut numbers to 32 bits
+    return np.asarray(sent).view(own.dtype).tolist()
 
 
 def from_first(make: Callable[[], Any]) -> Any:
@@ -99,7 +99,7 @@ class OtherProcessFailed(RunError):
 def temporary_folder(prefix: str, base: str | Path | None = None) -> Iterator[str]:
     """A temporary folder in `base`, the same for all processes, which must all see `base`."""
     if not is_first():
-        yield from_first(None)
+        yield from_first(lambda: None)
         return
     if base:
         Path(base).mkdir(parents=True, exist_ok=True)

@@ -263,7 +263,7 @@ def configured(
         @wraps(first.step)
         def step(ts: TrainState, batch: PyTree, valid: ArrayLike) -> StepResult:
             own = made(objective._replace(step=ts.step)) if "step" in objective.declared else first
-            if by_epoch:
+            if by_epoch and steps:
                 batch = augmented_by_epoch(by_epoch, ts.step // steps, batch)
             return own.step(ts, batch, valid)
 

@@ -8,13 +8,13 @@ count.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict, final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Int, Num, PyTree, Shaped
+from jaxtyping import Array, Bool, Float, Int, Num, PyTree, Shaped
 
 from training.base import Mode, Weighted, is_weighted
 from utils import map_named, named_leaves
@@ -22,16 +22,24 @@ from utils import map_named, named_leaves
 GOOD = -1  # in "bad": the loss and all gradients are finite
 
 
-class Row(TypedDict, total=False):
-    """What one step, or one batch of an evaluation, measured. Rows of several steps have arrays
-    with a first axis."""
+@final
+class EvaluationRow(TypedDict):
+    """What one batch of an evaluation measured. Rows of several batches, or of several steps, have
+    arrays with a first axis."""
 
-    examples: Int[Array, ""]  # how many were genuine
+    examples: Int[Any, "*steps"]  # how many were genuine
     values: dict[str, PyTree]  # {label: what the mode of the metric keeps of its values}
-    # Only in training:
-    steps: Int[Array, ""]  # 1, or 0 if the step was refused
-    bad: Int[Array, ""]  # the number of the first array that was not finite, or GOOD
-    norms: dict[str, Array]
+
+
+@final
+class Row(TypedDict):
+    """What one step of training measured."""
+
+    examples: Int[Any, "*steps"]
+    values: dict[str, PyTree]
+    steps: Int[Any, "*steps"]  # 1, or 0 if the step was refused
+    bad: Int[Any, "*steps"]  # the number of the first array that was not finite, or GOOD
+    norms: dict[str, Float[Any, "*steps _"]]
 
 
 class TrainingModes(TypedDict):
@@ -45,15 +53,15 @@ class Spread(NamedTuple):
     """The mean of a batch and the sum of squared distances from it, which float32 holds more
     precisely than a sum of squares."""
 
-    mean: jax.Array
-    m2: jax.Array
+    mean: Float[Any, "..."]
+    m2: Float[Any, "..."]
 
 
 class Moments(NamedTuple):
     """The sums of the values and of their squares, in float64."""
 
-    total: np.ndarray
-    squares: np.ndarray
+    total: Float[np.ndarray, "..."]
+    squares: Float[np.ndarray, "..."]
 
 
 # On the device.
@@ -61,7 +69,7 @@ class Moments(NamedTuple):
 
 def row_of_batch(
     modes: dict[str, Mode], values: dict[str, PyTree], mask: Bool[Array, "batch"]
-) -> Row:
+) -> EvaluationRow:
     """The row of one batch. `modes` are those of what is measured, {label: mode}; examples whose
     mask is False are left out."""
     measured = {label: of_mode(mode, values[label], mask) for label, mode in modes.items()}
@@ -161,25 +169,25 @@ BATCH = {
 class Sums:
     """The sum of rows. `modes` says what is added up; `like` is a row of arrays or of shapes."""
 
-    def __init__(self, modes: dict[str, Mode], like: Row) -> None:
+    def __init__(self, modes: dict[str, Mode], like: Row | EvaluationRow) -> None:
         self.modes = modes
+        norms = like.get("norms", {})
         self.examples = self.steps = self.refused = 0
-        self.norms = {name: np.zeros(norm.shape) for name, norm in like.get("norms", {}).items()}
+        self.norms = {name: np.zeros(norm.shape) for name, norm in norms.items()}
         self.values = {
             label: per_leaf(partial(zero, mode), like["values"][label])
             for label, mode in modes.items()
         }
 
-    def add(self, rows: Row) -> None:
+    def add(self, rows: Row | EvaluationRow) -> None:
         """Add rows, arrays whose first axis has an entry for each of them."""
         counts = rows["examples"]
         self.examples += int(counts.sum())
         if "steps" in rows:
             self.steps += int(rows["steps"].sum())
             self.refused += int((rows["bad"] != GOOD).sum())
-        self.norms = {
-            name: in_order(norm, rows["norms"][name]) for name, norm in self.norms.items()
-        }
+            norms = rows["norms"]
+            self.norms = {name: in_order(norm, norms[name]) for name, norm in self.norms.items()}
         for label, mode in self.modes.items():
             add = partial(added, mode, counts)
             self.values[label] = per_leaf(add, self.values[label], rows["values"][label])
@@ -234,7 +242,8 @@ class TrainingSums:
 
     def for_line(self, rows: Row) -> Row:
         """Rows without what no log line shows."""
-        return rows | {"values": {label: rows["values"][label] for label in self.modes["line"]}}
+        values = {label: rows["values"][label] for label in self.modes["line"]}
+        return {**rows, "values": values}
 
     def add(self, rows: Sequence[Row]) -> None:
         """Add rows of each replica."""
@@ -309,8 +318,8 @@ def added(mode: Mode, counts: np.ndarray, total: PyTree, rows: PyTree) -> PyTree
         value = added(mode, rows.weight, total.value, rows.value)
         return Weighted(value, in_order(total.weight, rows.weight))
     if mode == "STD":
-        rows = moments(rows, counts)
-        return Moments(*map(in_order, total, rows))
+        own = moments(rows, counts)
+        return Moments(in_order(total.total, own.total), in_order(total.squares, own.squares))
     if mode == "CONCAT":
         total.extend(own[:count] for own, count in zip(rows, counts, strict=True))
         return total

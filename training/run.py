@@ -43,6 +43,7 @@ class Run:
     trainer: Trainer
     epochs: int | None  # None: a limit of steps or seconds ends it
     steps: int | None  # in an epoch; None if unknown
+    sums: TrainingSums  # of the epoch in progress
     epoch: int = 0  # the epoch in progress, or the last one
     completed: int = 0  # epochs trained to their end
     position: int = 0  # batches taken of the epoch in progress
@@ -61,7 +62,6 @@ class Run:
     )  # {name: array}: the steps since the last line
     evaluated: list[str] = field(default_factory=list)  # the held-out sets of the latest evaluation
     history: list[dict[str, Any]] = field(default_factory=list)  # one row per epoch
-    sums: TrainingSums | None = None  # of the epoch in progress
     # While the evaluations and checkpoints that are due here are not done: "steps" within an epoch;
     # "epoch" at its end, after on_steps; "evaluation" after the values of its training are reported
     open_at: str | None = None
@@ -100,7 +100,7 @@ class Run:
     @property
     def weights_from(self) -> str:
         """To which weights `params`, `state` and `metrics` belong, in words."""
-        return self.best.name if self.restored else "the last weights"
+        return self.best.name if self.best and self.restored else "the last weights"
 
     @property
     def params(self) -> PyTree:

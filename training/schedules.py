@@ -1,5 +1,8 @@
 """Schedules: step -> multiplier of the learning rate, in [0, 1]; lengths in steps or in epochs."""
 
+# pyright: reportOperatorIssue=false, reportArgumentType=false
+# A schedule is called with numbers of steps: `steps_or_epochs` replaces those that are None.
+
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -45,8 +48,9 @@ def steps_or_epochs(factory: Callable[..., Schedule]) -> Callable[..., Schedule]
         if name in by_epochs:
             annotation = IN_EPOCHS[parameter.annotation]
             public.append(parameter.replace(name=by_epochs[name], annotation=annotation))
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     facts = ("steps_per_epoch", "total_steps") if "steps" in own else ("steps_per_epoch",)
-    public += [parameter.replace(name=f, default=None, annotation=int | None) for f in facts]
+    public += [inspect.Parameter(f, kind, default=None, annotation=int | None) for f in facts]
     signature = inspect.Signature(public, return_annotation=Schedule)
 
     @functools.wraps(factory)
@@ -66,7 +70,7 @@ def steps_or_epochs(factory: Callable[..., Schedule]) -> Callable[..., Schedule]
             length = f"{show(epochs)} is {show(steps[name])} steps"
             raise ValueError(f"{by_epochs[name]}: {length}; {rest}") from error
 
-    schedule.__signature__ = signature
+    vars(schedule)["__signature__"] = signature
     return schedule
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
@@ -140,7 +140,7 @@ def check_side(name: str, side: str, values: PyTree, pair: Sequence[PyTree]) -> 
             found = f"holds {array.dtype}, not numbers"
             raise UserError(f"{name}: {path} {found}; {numbers_from(path, leaf, array)}")
         check_type(f"{name}: {path}", array.dtype)
-        check_integers({path: array}, 64 if jax.config.jax_enable_x64 else 32, name)
+        check_integers({path: array}, 8 * jnp.result_type(int).itemsize, name)
     other = pair[1] if side == "x" else pair[0]
     is_list = isinstance(values, list) and hasattr(other, "shape") and len(values) == len(other)
     if is_list and any(np.shape(leaf)[:1] != (len(other),) for leaf in values):

@@ -240,7 +240,8 @@ def groups(rules: tuple[tuple[str, Optimizer], ...]) -> Optimizer:
     if not rules:
         raise ValueError("rules: must hold at least one [regex, optimizer], got none")
     for pair in rules:
-        rule, optimizer = pair if isinstance(pair, list | tuple) and len(pair) == 2 else (None, 0)
+        is_pair = isinstance(pair, list | tuple) and len(pair) == 2
+        rule, optimizer = pair if is_pair else (None, None)
         if not isinstance(rule, str) or not hasattr(optimizer, "init"):
             form = 'groups([["head/.*", adamw(lr=0.01)], [".*", frozen()]])'
             raise ValueError(f"rules: {pair!r} is not [regex, optimizer]; pass pairs, as {form}")
@@ -249,8 +250,8 @@ def groups(rules: tuple[tuple[str, Optimizer], ...]) -> Optimizer:
             raise ValueError(f"rules: {rule!r}: {NO_STEP}")
 
     def label(leaves: dict[str, Array]) -> dict[str, str]:
-        keys = match_rules([(rule, str(i)) for i, (rule, _) in enumerate(rules)], leaves)
-        if unmatched := ", ".join(name for name, key in keys.items() if key is None):
+        keys = match_rules([(rule, str(i)) for i, (rule, _) in enumerate(rules)], leaves, "")
+        if unmatched := ", ".join(name for name, key in keys.items() if not key):
             fix = "end the rules with ['.*', an optimizer]"
             raise UserError(f"groups: no rule matches {unmatched}; {fix}")
         return keys

@@ -184,7 +184,7 @@ def counts_of(losses: PyTree, mask: Bool[Array, "batch"]) -> list[Num[Array, ""]
     """For each term of a loss, the sum of the weights of its examples, or their number."""
 
     def count(term: Array | Weighted) -> Num[Array, ""]:
-        constant = jax.lax.stop_gradient(term.weight) if is_weighted(term) else 1
+        constant = jax.lax.stop_gradient(term.weight) if isinstance(term, Weighted) else 1
         return jnp.where(mask, constant, 0).sum()
 
     return list(map(count, terms_of(losses)))
@@ -196,11 +196,11 @@ def mean_of(
     """The sum of the terms' weighted means over the genuine examples."""
 
     def mean(term: Array | Weighted, count: Num[Array, ""]) -> Float[Array, ""]:
-        weighted = is_weighted(term)
-        values = term.value * jax.lax.stop_gradient(term.weight) if weighted else term
-        return jnp.where(mask, values, 0).sum() / jnp.where(count == 0, 1, count)
+        if isinstance(term, Weighted):
+            term = term.value * jax.lax.stop_gradient(term.weight)
+        return jnp.where(mask, term, 0).sum() / jnp.where(count == 0, 1, count)
 
-    return sum(map(mean, terms_of(losses), counts))
+    return jnp.asarray(sum(map(mean, terms_of(losses), counts)))
 
 
 # A step is accepted or refused.
@@ -224,10 +224,13 @@ def with_refusal(
         halted = ts.halted | (halts & (bad != GOOD))
         taken = ~ts.halted & (bad == GOOD)
         kept = where(taken, made_fields(new), made_fields(ts))
-        row = row_of_batch(modes, {**metrics, "loss": losses}, mask & taken)
-        row |= {"steps": taken.astype(jnp.int32), "bad": bad}
         measured = norms_of(norms, grads, kept["params"])
-        row["norms"] = {name: jnp.where(taken, norm, 0) for name, norm in measured.items()}
+        row: Row = {
+            **row_of_batch(modes, {**metrics, "loss": losses}, mask & taken),
+            "steps": taken.astype(jnp.int32),
+            "bad": bad,
+            "norms": {name: jnp.where(taken, norm, 0) for name, norm in measured.items()},
+        }
         return ts._replace(step=ts.step + ~halted, halted=halted, **kept), row
 
     return refusing_step
@@ -235,7 +238,8 @@ def with_refusal(
 
 def loss_of_examples(losses: PyTree) -> Float[Array, "batch"]:
     """The sum of the terms of a loss, one number per example."""
-    return sum(term.value if is_weighted(term) else term for term in terms_of(losses))
+    values = [term.value if isinstance(term, Weighted) else term for term in terms_of(losses)]
+    return jnp.asarray(sum(values))
 
 
 def made_fields(ts: TrainState) -> dict[str, PyTree]:
@@ -278,7 +282,8 @@ def zero_if_finite(leaves: list[Array]) -> Float[Array, ""]:
         else:  # leaves of one shape and type are added first, since each sum has its cost
             form = leaf.shape, leaf.dtype
             small[form] = small[form] + 0 * leaf if form in small else 0 * leaf
-    return sum(jnp.float32(part) for part in [*sums, *map(jnp.sum, small.values())])
+    parts = [*sums, *map(jnp.sum, small.values())]
+    return jnp.asarray(sum(jnp.float32(part) for part in parts))
 
 
 def bad_leaf_name(params: PyTree, number: int) -> str:
@@ -318,5 +323,5 @@ def floats(tree: PyTree) -> list[tuple[str, Array]]:
 def moving_average(ema: PyTree, params: PyTree, decay: float, step: Int[Array, ""]) -> PyTree:
     """The moving average of the params; its first steps forget faster, so that it does not stay
     near the initial params."""
-    decay = jnp.minimum(decay, (1 + step) / (10 + step))
-    return jax.tree.map(lambda e, p: e + (1 - decay).astype(e.dtype) * (p - e), ema, params)
+    share = 1 - jnp.minimum(decay, (1 + step) / (10 + step))
+    return jax.tree.map(lambda e, p: e + share.astype(e.dtype) * (p - e), ema, params)

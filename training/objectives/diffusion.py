@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,7 @@ def denoising_diffusion(
         time = (jax.random.uniform(time_key) + jnp.arange(len(clean)) / len(clean)) % 1
         x = {"image": diffusion.with_noise(clean, epsilon, time), "time": time}
         if "label" in model.inputs():
-            label = batch[1] if isinstance(batch, tuple | list) else None
+            label: Any = batch[1] if isinstance(batch, tuple | list) else None
             if getattr(label, "ndim", None) != 1 or not jnp.issubdtype(label.dtype, jnp.integer):
                 fix = "for other targets, give the model num_classes 0"
                 raise UserError(f"denoising_diffusion: a label must be one integer; {fix}")
