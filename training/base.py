@@ -6,7 +6,7 @@ A part is a public function whose return annotation is its kind. For an `Optimiz
 the ones that training passes (`given` in training/kinds.py).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NewType, TypeAlias, TypeGuard, TypeVar
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from training.options import CheckpointOptions, LoaderOptions, LoggingOptions, TrainingOptions
 
 Function = TypeVar("Function", bound=Callable)
+Weights: TypeAlias = tuple[PyTree, PyTree]  # (params, state)
 # The sets of a run, {"train": ..., "val": ..., "test": ...}: each is a Dataset
 # (data_loader/base.py), or any iterable of batches.
 Sets: TypeAlias = dict[str, Any]
@@ -94,6 +95,13 @@ def check_value(what: str, value: PyTree) -> None:
         raise UserError(f"{what}: is a {type(value).__name__} of {len(value)} values; {fix}")
 
 
+LossFunction: TypeAlias = Callable[..., Loss]
+Metrics: TypeAlias = Mapping[str, Callable[..., Metric]]  # {label: function}
+Functions: TypeAlias = Sequence[Callable[..., PyTree]]  # what preprocesses, or augments
+# (losses, state, {metric: values}): the loss, or each of its terms, and the metrics have one value
+# per example
+Measured: TypeAlias = tuple[PyTree, PyTree, dict[str, PyTree]]
+
 Mode = Literal["MEAN", "SUM", "SINGLE", "MAX", "MIN", "STD", "CONCAT"]
 Freq = Literal["STEP", "EPOCH", "ANY"]
 Phase = Literal["TRAIN", "VAL", "TEST", "EVAL", "ANY"]
@@ -136,16 +144,16 @@ def part_name(part: Callable | Tracked) -> str:
 
 
 def labelled(
-    metrics: Mapping[str, Callable | Tracked] | Iterable[Callable | Tracked],
+    metrics: Mapping[str, Callable | Tracked] | Sequence[Callable | Tracked],
 ) -> dict[str, Tracked]:
     """{label: Tracked} of {label: metric}, or of a list of metrics, whose labels are the names of
     their functions."""
     rules = {}
     if isinstance(metrics, Mapping):
-        triples = [(label, label, metric) for label, metric in metrics.items()]
+        named = [(label, label, metric) for label, metric in metrics.items()]
     else:
-        triples = [(i, part_name(metric), metric) for i, metric in enumerate(metrics)]
-    for key, label, metric in triples:
+        named = [(str(i), part_name(metric), metric) for i, metric in enumerate(metrics)]
+    for key, label, metric in named:
         if label in ("", "loss") or label in rules or "/" in label:
             raise UserError(
                 f"metrics.{key}: the name {label!r} is taken, or has a '/', or is empty; "
@@ -177,7 +185,7 @@ class Objective(NamedTuple):
     # dict of terms whose means are added. One that declares `mask` gets, (B,), which examples are
     # genuine: for a loss that compares the examples of a batch with each other. One that declares
     # `step` gets how many steps were trained before
-    apply: Callable[..., tuple[PyTree, PyTree, dict[str, PyTree]]]
+    apply: Callable[..., Measured]
     finish: Callable[[PyTree], PyTree] = unchanged  # {metric: mean} -> {metric: reported value}
     # if the model makes examples: (params, key, labels, *, state, ...) -> a batch of examples
     sample: Callable[..., PyTree] | None = None
@@ -199,7 +207,7 @@ class Objective(NamedTuple):
         key: Array,
         train: bool,
         mask: Bool[Array, "batch"] | None = None,
-    ) -> tuple[PyTree, PyTree, dict[str, PyTree]]:
+    ) -> Measured:
         """Without a `mask`, all examples of the batch are genuine."""
         declared = self.declared
         if mask is None and "mask" in declared:

@@ -26,11 +26,13 @@ from jaxtyping import Array, PyTree
 
 from model.base import Model
 from training.base import (
+    Measured,
     Objective,
     Optimizer,
     StepResult,
     TrainState,
     Update,
+    Weights,
     check_value,
     is_weighted,
 )
@@ -62,7 +64,7 @@ def guarded_model(model: Model) -> Model:
             raise UserError(f"model: apply{signature} must take {form}") from error
 
     @wraps(model.init)
-    def init(key: Array) -> tuple[PyTree, PyTree]:
+    def init(key: Array) -> Weights:
         with explained("model: the parameters cannot be made"):
             trees = model.init(key)
             if not is_tuple(trees, 2):
@@ -78,7 +80,7 @@ def guarded_model(model: Model) -> Model:
         return trees
 
     @wraps(model.apply)
-    def apply(params: PyTree, state: PyTree, x: PyTree, **options: Any) -> tuple[PyTree, PyTree]:
+    def apply(params: PyTree, state: PyTree, x: PyTree, **options: Any) -> Weights:
         results = model.apply(params, state, x, **options)
         if not is_tuple(results, 2):
             raise UserError(
@@ -111,7 +113,7 @@ def guarded_objective(objective: Objective) -> Objective:
     @wraps(objective.apply)
     def apply(
         params: PyTree, state: PyTree, batch: PyTree, key: Array, train: bool, **declared: Any
-    ) -> tuple[PyTree, PyTree, dict[str, PyTree]]:
+    ) -> Measured:
         what = (
             f"model, loss or metrics do not fit the data, whose batches are ({shapes_text(batch)})"
         )
@@ -192,9 +194,7 @@ def guarded_optimizer(optimizer: Optimizer) -> Optimizer:
         with explained("optimizer: its state cannot be made"):
             return optimizer.init(params)
 
-    def update(
-        grads: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any
-    ) -> tuple[PyTree, PyTree]:
+    def update(grads: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any) -> Weights:
         with explained("optimizer or schedule: the update fails"):
             results = optimizer.update(grads, state, params, **extra)
             if not is_tuple(results, 2):

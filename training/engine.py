@@ -28,7 +28,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Int, PyTree
 
 from model.base import Model
-from training.base import Mode, Numbers, Sets, TrainState, Update, key_data
+from training.base import Mode, Numbers, Sets, TrainState, Update, Weights, key_data
 from training.contracts import check_metrics, guarded_model
 from training.feed import Feed, Step, make_feeds
 from training.metrics import phase_of
@@ -100,7 +100,7 @@ class Trainer:
 
     # Programs.
 
-    def draw(self, seed: ArrayLike, numbers: Numbers) -> tuple[PyTree, PyTree]:
+    def draw(self, seed: ArrayLike, numbers: Numbers) -> Weights:
         """The (params, state) of a replica with these numbers."""
         return first_weights(self.recipe.with_numbers(numbers).model, seed)
 
@@ -237,7 +237,7 @@ class Trainer:
         """From a TrainState per replica to one per lane."""
         return self.replicas.stack(states, self.replicas.lanes_plan.of_state(states[0]))
 
-    def put_weights(self, weights: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+    def put_weights(self, weights: Weights) -> Weights:
         """(params, state) on the devices."""
         params, state = weights
         return self.plan.put(params, self.plan.of_params(params)), self.plan.put(state)
@@ -332,7 +332,7 @@ class Trainer:
                 own[replica].append(jax.tree.map(lambda a, n=taken: a[:n], rows))
         return [jax.tree.map(lambda *a: np.concatenate(a), *rows) for rows in own]
 
-    def weights(self) -> list[tuple[PyTree, PyTree]]:
+    def weights(self) -> list[Weights]:
         """The (params, state) of each lane that are evaluated."""
         return [ts.evaluated() for ts in self.states]
 
@@ -341,7 +341,7 @@ class Trainer:
         name: str,
         count: int = NO_LIMIT,
         stopped: Callable[[], bool] = bool,
-        weights: list[tuple[PyTree, PyTree]] | None = None,
+        weights: list[Weights] | None = None,
         epoch: int = 0,
         step: int = 0,
         limit: int | None = None,
@@ -383,7 +383,7 @@ class Trainer:
         """The number of examples before an evaluation, of a lane."""
         return self.plan.put(np.zeros(self.replicas.shape, np.int32))
 
-    def at(self, epoch: int, step: int, weights: list[tuple[PyTree, PyTree]]) -> list[Constants]:
+    def at(self, epoch: int, step: int, weights: list[Weights]) -> list[Constants]:
         """The Constants of an evaluation, for each lane."""
         shape = self.replicas.shape
         when = np.full(shape, epoch, np.int32), np.full(shape, step, np.int32)
@@ -557,7 +557,7 @@ def as_inputs(numbers: Numbers) -> dict[str, np.number]:
     return {path: kinds[type(number)](number) for path, number in numbers.items()}
 
 
-def first_weights(model: Model, seed: ArrayLike) -> tuple[PyTree, PyTree]:
+def first_weights(model: Model, seed: ArrayLike) -> Weights:
     """(params, state) of a replica, drawn from its seed."""
     key = jax.random.fold_in(jax.random.key(seed), 2**32 - 1)  # no step has this key
     return guarded_model(model).init(key)

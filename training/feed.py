@@ -65,7 +65,7 @@ class Resident:
         leaves, rows = jax.tree.leaves(self.data), options.batch_size
         self.size, self.nbytes = len(leaves[0]), sum(map(bytes_of, leaves))
         self.batches = -(-self.size // rows)
-        self.steps = limited(self.batches, limit)
+        self.steps = min(self.batches, limit or self.batches)
         self.shapes = jax.tree.map(
             lambda a: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype), self.data
         )
@@ -159,7 +159,7 @@ class Streamed:
         """The specs of a batch, and of the count of its genuine examples."""
         return self.spec, jax.ShapeDtypeStruct((), jnp.int32)
 
-    def read(self, epoch: int, start: int) -> Generator[tuple[list[PyTree], np.integer]]:
+    def read(self, epoch: int, start: int) -> Generator[Any, None, None]:
         """The batches of an epoch, which a thread reads ahead and puts onto the devices."""
         put_batch = self.replicas.put_batch
         source = self.source(epoch, start)
@@ -322,7 +322,7 @@ class UserBatches:
         self.rows: int | None = None
         self.seekable = hasattr(iterable, "start_at")
 
-    def __call__(self, epoch: int, start: int) -> Iterator[tuple[list[PyTree], int, int]]:
+    def __call__(self, epoch: int, start: int) -> Iterator[tuple[list[PyTree], int, Any]]:
         whole = self.iterable.start_at(epoch, start) if self.seekable else self.iterable
         for batch, valid in padded(whole, self.rows, start if self.seekable else 0):
             # Remembered, since a resumed epoch may begin at its last, short batch.
@@ -351,7 +351,7 @@ def drawn_batches(
 
 def over_orders(
     step: Step, sharding: Sharding | None, fori_loop: Callable | None, capacity: int
-) -> Callable[..., tuple[PyTree, Row]]:
+) -> Callable[..., tuple[PyTree, Row | EvaluationRow]]:
     """The function that takes a step on each of `count` batches, at most `capacity`, by a
     `fori_loop` that begins at the batch `start`, or on one batch if that is None. An order holds
     the indices of each batch, which is gathered on the device."""
@@ -363,7 +363,7 @@ def over_orders(
         order: Int[Array, "batches batch"],
         valid: Int[Array, " batches"],
         i: Int[Array, ""],
-    ) -> tuple[PyTree, Row]:
+    ) -> tuple[PyTree, Row | EvaluationRow]:
         batch = jax.tree.map(lambda a: a[order[i]], data)
         if sharding:
             batch = jax.lax.with_sharding_constraint(batch, sharding)
@@ -377,15 +377,18 @@ def over_orders(
         valid: Int[Array, " batches"],
         start: Int[Array, ""],
         count: Int[Array, ""],
-    ) -> tuple[PyTree, Row]:
+    ) -> tuple[PyTree, Row | EvaluationRow]:
         _, like = jax.eval_shape(one, const, carry, data, order, valid, start)
         rows = jax.tree.map(lambda a: jnp.zeros((capacity, *a.shape), a.dtype), like)
 
-        def take(i: Int[Array, ""], both: tuple[PyTree, Row]) -> tuple[PyTree, Row]:
+        def take(
+            i: Int[Array, ""], both: tuple[PyTree, Row | EvaluationRow]
+        ) -> tuple[PyTree, Row | EvaluationRow]:
             carry, row = one(const, both[0], data, order, valid, i)
             put = lambda rows, new: rows.at[i - start].set(new)  # noqa: E731
             return carry, jax.tree.map(put, both[1], row)
 
+        assert fori_loop
         return fori_loop(start, start + count, take, (carry, rows))
 
     def single(
@@ -396,17 +399,17 @@ def over_orders(
         valid: Int[Array, " batches"],
         start: Int[Array, ""],
         _count: Int[Array, ""],
-    ) -> tuple[PyTree, Row]:
+    ) -> tuple[PyTree, Row | EvaluationRow]:
         return as_rows(*one(const, carry, data, order, valid, start))
 
     return loop if fori_loop else single
 
 
-def over_batch(step: Step) -> Callable[..., tuple[PyTree, Row]]:
+def over_batch(step: Step) -> Callable[..., tuple[PyTree, Row | EvaluationRow]]:
     """The function that takes a step on one batch from the host."""
     return lambda const, carry, batch, valid: as_rows(*step(const, carry, batch, valid))
 
 
-def as_rows(carry: PyTree, row: Row) -> tuple[PyTree, Row]:
+def as_rows(carry: PyTree, row: Row | EvaluationRow) -> tuple[PyTree, Row | EvaluationRow]:
     """The result of a program that takes one step: its row has a first axis of length 1."""
     return carry, jax.tree.map(lambda a: a[None], row)

@@ -19,7 +19,18 @@ from jaxtyping import PyTree
 
 from data_loader.base import class_names, tokenizer_json
 from model.base import Model
-from training.base import Loss, Metric, Parts, Schedule, Sets, Tracked, Update, labelled, part_name
+from training.base import (
+    LossFunction,
+    Metric,
+    Parts,
+    Schedule,
+    Sets,
+    Tracked,
+    Update,
+    Weights,
+    labelled,
+    part_name,
+)
 from training.checkpoint import run_folder
 from training.checkpoint.divergence import Divergence
 from training.checkpoint.keeper import Keeper
@@ -52,6 +63,7 @@ from training.options import (
     LoggingOptions,
     PretrainedOptions,
     TrainingOptions,
+    text_of,
 )
 from training.processes import is_first, several
 from training.recipe import Recipe, compose
@@ -114,7 +126,7 @@ def fit(
 
     `val` is one set or {name: set}. `metrics` are functions, or {name: function}; by default
     accuracy, for a classifier with cross_entropy. One may be `tracked(...)` (training/base.py).
-    training/options.py explains the options; `log`, `checkpoint` and `mesh` are dicts of options.
+    `log`, `checkpoint` and `mesh` are dicts of the options in training/options.py.
     `rates` are learning rates to log, {name: number or function of the step}.
 
     With a `folder`, the run leaves metrics.jsonl and checkpoints there; `resume=True` continues
@@ -139,13 +151,18 @@ def fit(
 # fmt: on
 
 
+fit.__doc__ = (
+    f"{inspect.cleandoc(fit.__doc__ or '')}\n\n{text_of(TrainingOptions)}\n{text_of(LoaderOptions)}"
+)
+
+
 def evaluate(
     model: Model,
     params: PyTree,
     state: PyTree,
     data: Any,
     *,
-    loss: Callable[..., Loss] | None = cross_entropy,
+    loss: LossFunction | None = cross_entropy,
     metrics: Sequence[Any] | Mapping[str, Any] | None = None,
     preprocess: Sequence[Callable] = (),
     objective: Callable = supervised,
@@ -181,7 +198,7 @@ def evaluate(
     return {name.removeprefix("test_"): value for name, value in values.items()}
 
 
-def check_weights(specs: tuple[PyTree, PyTree], weights: tuple[PyTree, PyTree]) -> None:
+def check_weights(specs: Weights, weights: Weights) -> None:
     """Refuse a (params, state) that is not the model's."""
     for what, expected, given in zip(("params", "state"), specs, weights, strict=True):
         expected, given = (
@@ -312,7 +329,7 @@ def recipe_of(
     model: Model,
     *,
     optimizer: Any,
-    loss: Callable[..., Loss] | None = cross_entropy,
+    loss: LossFunction | None = cross_entropy,
     metrics: Sequence[Any] | Mapping[str, Any] | None = None,
     schedule: Schedule | None = None,
     preprocess: Sequence[Callable] = (),
@@ -377,9 +394,7 @@ def recipe_of(
 # Options.
 
 
-def default_metrics(
-    loss: Callable[..., Loss] | None, objective: Callable
-) -> list[Callable[..., Metric]]:
+def default_metrics(loss: LossFunction | None, objective: Callable) -> list[Callable[..., Metric]]:
     """Accuracy for what classifies, over the labels that count."""
     classifies = getattr(loss, "func", loss) is cross_entropy
     if not classifies or getattr(objective, "func", objective) not in (supervised, mixup, cutmix):

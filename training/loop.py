@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import PyTree
 
+from training.base import Weights
 from training.observers import (
     NEVER,
     Bad,
@@ -417,7 +417,7 @@ class Loop:
     def evaluate(
         self,
         names: Sequence[str],
-        weights: list[tuple[PyTree, PyTree]] | None = None,
+        weights: list[Weights] | None = None,
         step: int | None = None,
         limited: bool = True,
     ) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@ may be ignored, and elements have weights, as in training/loss.py: `accuracy` is
 all tokens of a set that are right. The end of the file decides which metrics a run measures where.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -15,7 +15,17 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Int, Num, PyTree
 
 from training import loss
-from training.base import Freq, Loss, Metric, Mode, Phase, Tracked, Weighted, marked
+from training.base import (
+    Freq,
+    LossFunction,
+    Metric,
+    Metrics,
+    Mode,
+    Phase,
+    Tracked,
+    Weighted,
+    marked,
+)
 from training.loss import (
     along,
     averaged,
@@ -99,7 +109,7 @@ def bits_per_byte(
     scale = 1 / (jnp.log(2) * bytes_per_token)
     if isinstance(loss_of_token, Weighted):
         return loss_of_token._replace(value=scale * loss_of_token.value)
-    return scale * loss_of_token
+    return jax.tree.map(lambda value: scale * value, loss_of_token)
 
 
 def f1_finish(means: dict[str, Array]) -> Array:
@@ -202,9 +212,7 @@ def phase_of(set_name: str) -> Phase:
     return phases.get(set_name, "VAL")
 
 
-def check_ignored(
-    loss: Callable[..., Loss] | None, metrics: Mapping[str, Callable[..., Metric]]
-) -> None:
+def check_ignored(loss: LossFunction | None, metrics: Metrics) -> None:
     """Refuse metrics that count what the loss ignores, unless their `ignore_label` is given."""
     ignored = getattr(loss, "keywords", {}).get("ignore_label")
     for label, metric in metrics.items() if ignored is not None else ():
@@ -216,9 +224,7 @@ def check_ignored(
             )
 
 
-def check_binary(
-    loss: Callable[..., Loss] | None, metrics: Mapping[str, Callable[..., Metric]]
-) -> None:
+def check_binary(loss: LossFunction | None, metrics: Metrics) -> None:
     """Refuse metrics of one class per example with the loss for labels that are independent."""
     if getattr(loss, "func", loss) is not binary_cross_entropy:
         return

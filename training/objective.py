@@ -11,7 +11,7 @@ A loss may return a dict of terms: their sum is minimized, and each is reported 
 loss or a metric may be Weighted, for example by the number of tokens in a sequence.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from typing import Annotated, Literal
@@ -25,10 +25,12 @@ from jaxtyping import Array, Float, PyTree
 from model.base import Model
 from training.base import (
     Augmented,
-    Loss,
+    Functions,
+    LossFunction,
+    Measured,
     Metric,
+    Metrics,
     Objective,
-    Preprocessed,
     Weighted,
     check_value,
     is_weighted,
@@ -41,10 +43,10 @@ OF_PART = "in the "  # the beginning of a note that names a loss or a metric
 
 def supervised(
     model: Model,
-    loss: Callable[..., Loss],
-    metrics: Mapping[str, Callable[..., Metric]],
-    preprocess: Sequence[Callable[..., Preprocessed]],
-    augment: Sequence[Callable[..., Augmented]],
+    loss: LossFunction,
+    metrics: Metrics,
+    preprocess: Functions,
+    augment: Functions,
     views: Literal["one", "flipped", "flipped_and_shifted"] = "one",
 ) -> Objective:
     """Compare the model's output with the target of a batch (x, target). An evaluation takes the
@@ -53,7 +55,7 @@ def supervised(
 
     def objective(
         params: PyTree, state: PyTree, batch: PyTree, key: Array, train: bool
-    ) -> tuple[PyTree, PyTree, dict[str, PyTree]]:
+    ) -> Measured:
         x, target = pair_of(batch)
         augment_key, model_key = jax.random.split(key)
         x, target = inputs(preprocess, augment if train else (), augment_key, x, target)
@@ -92,10 +94,10 @@ def output_of_views(apply: Callable[..., tuple[PyTree, PyTree]], x: Array, views
 @checked
 def mixup(
     model: Model,
-    loss: Callable[..., Loss],
-    metrics: Mapping[str, Callable[..., Metric]],
-    preprocess: Sequence[Callable[..., Preprocessed]],
-    augment: Sequence[Callable[..., Augmented]],
+    loss: LossFunction,
+    metrics: Metrics,
+    preprocess: Functions,
+    augment: Functions,
     alpha: Positive = 0.2,
 ) -> Objective:
     """Train on mixtures of two examples, with the same mixture of their losses; evaluate as
@@ -120,10 +122,10 @@ def mixup(
 @checked
 def cutmix(
     model: Model,
-    loss: Callable[..., Loss],
-    metrics: Mapping[str, Callable[..., Metric]],
-    preprocess: Sequence[Callable[..., Preprocessed]],
-    augment: Sequence[Callable[..., Augmented]],
+    loss: LossFunction,
+    metrics: Metrics,
+    preprocess: Functions,
+    augment: Functions,
     alpha: Positive = 1.0,
 ) -> Objective:
     """Train on images with a rectangle of another image in them, with the mixture of the two losses
@@ -166,10 +168,10 @@ def cutmix(
 def of_mixtures(
     mix: Callable[[Array, PyTree, PyTree], tuple[PyTree, PyTree, PyTree, Array]],
     model: Model,
-    loss: Callable[..., Loss],
-    metrics: Mapping[str, Callable[..., Metric]],
-    preprocess: Sequence[Callable[..., Preprocessed]],
-    augment: Sequence[Callable[..., Augmented]],
+    loss: LossFunction,
+    metrics: Metrics,
+    preprocess: Functions,
+    augment: Functions,
 ) -> Annotated[Objective, "no part"]:
     """Train on `mix(key, x, target) -> (x, target, other target, share)`, which mixes each example
     with its counterpart in the reversed batch; `share` is the weight of the first target in the
@@ -178,7 +180,7 @@ def of_mixtures(
 
     def objective(
         params: PyTree, state: PyTree, batch: PyTree, key: Array, train: bool
-    ) -> tuple[PyTree, PyTree, dict[str, PyTree]]:
+    ) -> Measured:
         if not train:
             return plain(params, state, batch, key, train)
         x, target = pair_of(batch)
@@ -196,17 +198,17 @@ def of_mixtures(
 @checked
 def denoising(
     model: Model,
-    loss: Callable[..., Loss],
-    metrics: Mapping[str, Callable[..., Metric]],
-    preprocess: Sequence[Callable[..., Preprocessed]],
-    augment: Sequence[Callable[..., Augmented]],
+    loss: LossFunction,
+    metrics: Metrics,
+    preprocess: Functions,
+    augment: Functions,
     noise: NonNegative = 0.5,
 ) -> Objective:
     """Train an autoencoder: the clean input is the target of the noisy one; labels are ignored."""
 
     def objective(
         params: PyTree, state: PyTree, batch: PyTree, key: Array, train: bool
-    ) -> tuple[PyTree, PyTree, dict[str, PyTree]]:
+    ) -> Measured:
         augment_key, noise_key, model_key = jax.random.split(key, 3)
         augmentation = augment if train else ()
         clean, _ = inputs(preprocess, augmentation, augment_key, x_of(batch), None)
@@ -239,7 +241,7 @@ def x_of(batch: PyTree) -> PyTree:
     return batch[0] if isinstance(batch, tuple | list) else batch
 
 
-def preprocessed(preprocess: Sequence[Callable[..., Preprocessed]], x: PyTree) -> PyTree:
+def preprocessed(preprocess: Functions, x: PyTree) -> PyTree:
     """A batch of raw inputs, preprocessed example by example, as in an evaluation."""
     for fn in preprocess:
         x = jax.vmap(fn)(x)
@@ -247,8 +249,8 @@ def preprocessed(preprocess: Sequence[Callable[..., Preprocessed]], x: PyTree) -
 
 
 def inputs(
-    preprocess: Sequence[Callable[..., Preprocessed]],
-    augment: Sequence[Callable[..., Augmented]],
+    preprocess: Functions,
+    augment: Functions,
     key: Array,
     x: PyTree,
     target: PyTree,
@@ -312,9 +314,7 @@ def is_marked(fn: Callable, attribute: str) -> bool:
     return getattr(getattr(fn, "func", fn), attribute, False)
 
 
-def augmented_by_epoch(
-    augment: Sequence[Callable[..., Augmented]], epoch: ArrayLike, batch: PyTree
-) -> PyTree:
+def augmented_by_epoch(augment: Functions, epoch: ArrayLike, batch: PyTree) -> PyTree:
     """A batch whose raw inputs went through the functions with the attribute `by_epoch`, which get
     the number of the epoch instead of a key."""
     x, *rest = batch if isinstance(batch, tuple | list) else (batch,)
@@ -329,7 +329,7 @@ def augmented_by_epoch(
 
 def outputs(
     model: Model,
-    preprocess: Sequence[Callable[..., Preprocessed]],
+    preprocess: Functions,
     params: PyTree,
     state: PyTree,
     x: PyTree,
@@ -339,8 +339,8 @@ def outputs(
 
 
 def scored(
-    loss: Callable[..., Loss],
-    metrics: Mapping[str, Callable[..., Metric]],
+    loss: LossFunction,
+    metrics: Metrics,
     output: PyTree,
     target: PyTree,
 ) -> tuple[PyTree, dict[str, PyTree]]:
@@ -368,7 +368,7 @@ def mixed(share: Float[Array, ""], a: Array | Weighted, b: Array | Weighted) -> 
 
 
 def metrics_per_example(
-    metrics: Mapping[str, Callable[..., Metric]],
+    metrics: Metrics,
     output: PyTree,
     target: PyTree,
     terms: dict[str, PyTree],
@@ -406,7 +406,7 @@ def means_of(values: PyTree) -> PyTree:
 
 
 def finish_means(
-    metrics: Mapping[str, Callable[..., Metric]],
+    metrics: Metrics,
 ) -> Callable[[dict[str, PyTree]], dict[str, PyTree]]:
     """The function from the means of the metrics to the reported values."""
 

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, PyTree
 from data_loader.base import Arrays
 from data_loader.loader import first_inputs
 from data_loader.nest import check_integers
-from training.base import Parts, Preprocessed, marked
+from training.base import Functions, Parts, Preprocessed, marked
 from training.objective import preprocessed
 from training.options import LoaderOptions
 from utils import UserError
@@ -217,7 +217,7 @@ def bound(fn: Callable[..., Preprocessed], values: dict[str, Any]) -> Callable[.
 
 
 def fitted(
-    preprocess: Sequence[Callable[..., Preprocessed]],
+    preprocess: Functions,
     dataset: Any,
     options: LoaderOptions | None = None,
     limit: int | None = None,
@@ -240,9 +240,7 @@ def fitted(
     return done
 
 
-def fitted_to_zeros(
-    preprocess: Sequence[Callable[..., Preprocessed]], x: PyTree
-) -> list[Callable[..., Preprocessed]]:
+def fitted_to_zeros(preprocess: Functions, x: PyTree) -> list[Callable[..., Preprocessed]]:
     """The functions with statistics of one example of zeros, which are enough to trace shapes."""
     done = []
     for fn in preprocess:
@@ -303,4 +301,4 @@ def is_statistic(value: object) -> bool:
     """Whether this is a finite number, a list of them, or a list of such lists."""
     if isinstance(value, list):
         return bool(value) and all(item == [] or is_statistic(item) for item in value)
-    return type(value) in (int, float) and abs(value) < 2**127
+    return isinstance(value, int | float) and type(value) is not bool and abs(value) < 2**127

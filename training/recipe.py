@@ -20,6 +20,7 @@ from model.base import Model
 from training.base import (
     Augmented,
     Callback,
+    Functions,
     Metric,
     Numbers,
     Objective,
@@ -31,6 +32,7 @@ from training.base import (
     Tracked,
     TrainState,
     Update,
+    Weights,
     part_name,
     unchanged,
 )
@@ -100,7 +102,7 @@ class Recipe(NamedTuple):
         """The recipe of a replica with these numbers, which may be inputs of a program."""
         return self.rebuild(numbers) if numbers else self
 
-    def traced(self, weights: tuple[PyTree, PyTree], batch: PyTree, train: bool) -> Traced:
+    def traced(self, weights: Weights, batch: PyTree, train: bool) -> Traced:
         """The objective, traced for a batch and (params, state) of these shapes."""
 
         def augmented(batch: PyTree) -> PyTree:
@@ -231,7 +233,7 @@ def configured(
     objective: Objective,
     optimizer: Optimizer,
     training: TrainingOptions,
-    augment: Sequence[Callable[..., Augmented]],
+    augment: Functions,
 ) -> Callable[..., Update]:
     """make_update(unroll, steps), with the training options that the update takes. An option that
     is set although the update does not take it is an error."""

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from training.base import Mode, Schedule, TrainState, unchanged
+from training.base import Mode, Schedule, TrainState, Weights, unchanged
 from training.engine import quick
 from training.metrics import phase_of
 from training.observers import name_of, reported_by
@@ -74,7 +74,7 @@ class Run:
     untested: bool = False  # whether the final test is still to be done
     best: Best | None = None  # at the end; None without a folder
     # the first replica's (params, state) of `best`, if the run ends with these and not the latest
-    restored: tuple[PyTree, PyTree] | None = None
+    restored: Weights | None = None
     # whether all trackers ended; a stuck one would also block the interpreter
     published: bool = True
 
@@ -94,7 +94,7 @@ class Run:
         `step`. The next step reuses its memory, so copy what you keep."""
         return self.trainer.replica_states()
 
-    def evaluated_weights(self) -> tuple[PyTree, PyTree]:
+    def evaluated_weights(self) -> Weights:
         return self.restored or self.states()[0].evaluated()
 
     @property

@@ -241,20 +241,20 @@ def groups(rules: tuple[tuple[str, Optimizer], ...]) -> Optimizer:
         raise ValueError("rules: must hold at least one [regex, optimizer], got none")
     for pair in rules:
         is_pair = isinstance(pair, list | tuple) and len(pair) == 2
-        rule, optimizer = pair if is_pair else (None, None)
-        if not isinstance(rule, str) or not hasattr(optimizer, "init"):
+        if not is_pair or not isinstance(pair[0], str) or not hasattr(pair[1], "init"):
             form = 'groups([["head/.*", adamw(lr=0.01)], [".*", frozen()]])'
             raise ValueError(f"rules: {pair!r} is not [regex, optimizer]; pass pairs, as {form}")
+        rule, optimizer = pair
         regex(rules=rule)
         if kind_of(optimizer) == "gradients":
             raise ValueError(f"rules: {rule!r}: {NO_STEP}")
 
     def label(leaves: dict[str, Array]) -> dict[str, str]:
-        keys = match_rules([(rule, str(i)) for i, (rule, _) in enumerate(rules)], leaves, "")
-        if unmatched := ", ".join(name for name, key in keys.items() if not key):
+        keys = match_rules([(rule, str(i)) for i, (rule, _) in enumerate(rules)], leaves)
+        if unmatched := ", ".join(name for name, key in keys.items() if key is None):
             fix = "end the rules with ['.*', an optimizer]"
             raise UserError(f"groups: no rule matches {unmatched}; {fix}")
-        return keys
+        return {name: str(key) for name, key in keys.items()}
 
     return partition(label, {str(i): optimizer for i, (_, optimizer) in enumerate(rules)})
 

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Num, PyTree, Shaped
 
 from training.base import (
     FROZEN,
+    Measured,
     Mode,
     Objective,
     Optimizer,
@@ -96,7 +97,7 @@ def gradient(
         mask: Bool[Array, "batch"],
         key: Array,
         counts: list[Array] | None = None,
-    ) -> tuple[Array, tuple[PyTree, PyTree, dict[str, PyTree]]]:
+    ) -> tuple[Array, Measured]:
         losses, state, metrics = objective(params, state, batch, key, True, mask)
         return mean_of(losses, mask, counts or counts_of(losses, mask)), (state, losses, metrics)
 
@@ -197,8 +198,10 @@ def mean_of(
 
     def mean(term: Array | Weighted, count: Num[Array, ""]) -> Float[Array, ""]:
         if isinstance(term, Weighted):
-            term = term.value * jax.lax.stop_gradient(term.weight)
-        return jnp.where(mask, term, 0).sum() / jnp.where(count == 0, 1, count)
+            values = term.value * jax.lax.stop_gradient(term.weight)
+        else:
+            values = term
+        return jnp.where(mask, values, 0).sum() / jnp.where(count == 0, 1, count)
 
     return jnp.asarray(sum(map(mean, terms_of(losses), counts)))
 

@@ -1,8 +1,6 @@
 """Two networks that learn from each other: a generator of examples, and a discriminator between
 these and real ones. The objective has a loss for each, the update an optimizer for each."""
 
-from collections.abc import Callable, Mapping, Sequence
-
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -10,12 +8,12 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from model.base import Model
 from training.base import (
-    Augmented,
-    Loss,
-    Metric,
+    Functions,
+    LossFunction,
+    Measured,
+    Metrics,
     Objective,
     Optimizer,
-    Preprocessed,
     StepResult,
     TrainState,
     Update,
@@ -30,10 +28,10 @@ from utils.forms import NonNegative, checked
 @checked
 def adversarial(
     model: Model,
-    loss: Callable[..., Loss],
-    metrics: Mapping[str, Callable[..., Metric]],
-    preprocess: Sequence[Callable[..., Preprocessed]],
-    augment: Sequence[Callable[..., Augmented]],
+    loss: LossFunction,
+    metrics: Metrics,
+    preprocess: Functions,
+    augment: Functions,
     penalty: NonNegative = 5.0,
 ) -> Objective:
     """Goodfellow et al. (2014), for a model such as `gan`, with the update `alternating`. The loss
@@ -43,7 +41,8 @@ def adversarial(
     discriminator is right. `penalty` is R1 (Mescheder et al., 2018): half of it times the squared
     length of the discriminator's gradient at real examples. Without it, the discriminator soon
     wins, and the generator gets almost no gradient."""
-    noise = model.inputs() if getattr(model, "inputs", None) else None
+    shape_of_noise = getattr(model, "inputs", None)
+    noise = shape_of_noise() if shape_of_noise else None
     if not isinstance(noise, jax.ShapeDtypeStruct):
         raise UserError(
             "objective: adversarial needs a model that makes examples from noise, such as `gan`"
@@ -51,7 +50,7 @@ def adversarial(
 
     def objective(
         params: PyTree, state: PyTree, batch: PyTree, key: Array, train: bool
-    ) -> tuple[PyTree, PyTree, dict[str, PyTree]]:
+    ) -> Measured:
         augment_key, noise_key, *keys = jax.random.split(key, 5)
         augmentation = augment if train else ()
         real, _ = inputs(preprocess, augmentation, augment_key, x_of(batch), None)
@@ -108,7 +107,7 @@ def alternating(
 
     def step(ts: TrainState, batch: PyTree, valid: ArrayLike) -> StepResult:
         key, mask = step_key(ts), genuine(batch, valid)
-        new, opt, grads = ts, {}, {}
+        new, opt, grads, losses, metrics = ts, {}, {}, {}, {}
         for i, (name, optimizer) in enumerate(optimizers.items()):
             arguments = new, batch, mask, jax.random.fold_in(key, i)
             grads[name], (losses, state, metrics) = gradient_of(objective, name, *arguments)
@@ -130,10 +129,10 @@ def gradient_of(
     batch: PyTree,
     mask: Bool[Array, "batch"],
     key: Array,
-) -> tuple[PyTree, tuple[PyTree, PyTree, dict[str, PyTree]]]:
+) -> tuple[PyTree, Measured]:
     """(the gradient of a network's term of the loss for its params, what the objective returns)."""
 
-    def own_loss(own: PyTree) -> tuple[Array, tuple[PyTree, PyTree, dict[str, PyTree]]]:
+    def own_loss(own: PyTree) -> tuple[Array, Measured]:
         results = objective(ts.params | {name: own}, ts.state, batch, key, True, mask)
         term = term_of(results[0], name)
         return mean_of(term, mask, counts_of(term, mask)), results

@@ -1,13 +1,17 @@
 """Self-supervision: a model learns without labels which two views show the same example."""
 
-from collections.abc import Callable, Mapping, Sequence
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Num, PyTree
 
 from model.base import Model
-from training.base import Augmented, Loss, Metric, Objective, Preprocessed
+from training.base import (
+    Functions,
+    LossFunction,
+    Measured,
+    Metrics,
+    Objective,
+)
 from training.loss import at_least_float32
 from training.objective import inputs, x_of
 from utils import UserError
@@ -17,10 +21,10 @@ from utils.forms import Positive, checked
 @checked
 def simclr(
     model: Model,
-    loss: Callable[..., Loss],
-    metrics: Mapping[str, Callable[..., Metric]],
-    preprocess: Sequence[Callable[..., Preprocessed]],
-    augment: Sequence[Callable[..., Augmented]],
+    loss: LossFunction,
+    metrics: Metrics,
+    preprocess: Functions,
+    augment: Functions,
     temperature: Positive = 0.5,
 ) -> Objective:
     """Chen et al. (2020): the view most similar to an augmented view, among all other views in the
@@ -35,7 +39,7 @@ def simclr(
         key: Array,
         train: bool,
         mask: Bool[Array, "batch"],
-    ) -> tuple[PyTree, PyTree, dict[str, PyTree]]:
+    ) -> Measured:
         if train and len(mask) < 2:
             fix = "raise loader.batch_size, or lower training.accumulate"
             raise UserError(f"objective: simclr compares examples, and a batch has only one; {fix}")

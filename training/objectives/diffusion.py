@@ -1,6 +1,5 @@
 """Diffusion: a model learns to predict the noise in images, and can then make images from noise."""
 
-from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -10,7 +9,13 @@ from jaxtyping import Array, PyTree
 
 from model import diffusion
 from model.base import Model
-from training.base import Augmented, Loss, Metric, Objective, Preprocessed
+from training.base import (
+    Functions,
+    LossFunction,
+    Measured,
+    Metrics,
+    Objective,
+)
 from training.objective import finish_means, inputs, scored, x_of
 from utils import UserError
 from utils.forms import Share, checked
@@ -19,10 +24,10 @@ from utils.forms import Share, checked
 @checked
 def denoising_diffusion(
     model: Model,
-    loss: Callable[..., Loss],
-    metrics: Mapping[str, Callable[..., Metric]],
-    preprocess: Sequence[Callable[..., Preprocessed]],
-    augment: Sequence[Callable[..., Augmented]],
+    loss: LossFunction,
+    metrics: Metrics,
+    preprocess: Functions,
+    augment: Functions,
     prediction: Literal["v", "epsilon"] = "v",
     drop_label: Share = 0.1,
 ) -> Objective:
@@ -38,7 +43,7 @@ def denoising_diffusion(
 
     def objective(
         params: PyTree, state: PyTree, batch: PyTree, key: Array, train: bool
-    ) -> tuple[PyTree, PyTree, dict[str, PyTree]]:
+    ) -> Measured:
         augment_key, noise_key, time_key, drop_key, model_key = jax.random.split(key, 5)
         augmentation = augment if train else ()
         clean, _ = inputs(preprocess, augmentation, augment_key, x_of(batch), None)
@@ -46,7 +51,7 @@ def denoising_diffusion(
         # Evenly spread from a random start, so that the losses of batches differ less.
         time = (jax.random.uniform(time_key) + jnp.arange(len(clean)) / len(clean)) % 1
         x = {"image": diffusion.with_noise(clean, epsilon, time), "time": time}
-        if "label" in model.inputs():
+        if model.inputs and "label" in model.inputs():
             label: Any = batch[1] if isinstance(batch, tuple | list) else None
             if getattr(label, "ndim", None) != 1 or not jnp.issubdtype(label.dtype, jnp.integer):
                 fix = "for other targets, give the model num_classes 0"
