@@ -63,7 +63,7 @@ class Resident:
         self.options, self.replicas, self.shuffle = options, replicas, shuffle
         self.data = replicas.plan.put(arrays)
         leaves, rows = jax.tree.leaves(self.data), options.batch_size
-        self.size, self.nbytes = len(leaves[0]), sum(map(bytes_of, leaves))
+        self.size, self.nbytes = len(leaves[0]), sum(a.nbytes for a in leaves)
         self.batches = -(-self.size // rows)
         self.steps = min(self.batches, limit or self.batches)
         self.shapes = jax.tree.map(
@@ -143,7 +143,8 @@ class Streamed:
         limit: int | None = None,
     ) -> None:
         self.source, self.options, self.replicas, self.limit = source, options, replicas, limit
-        self.steps, self.waited = limited(steps, limit), 0.0
+        self.steps = steps if steps is None or limit is None else min(steps, limit)
+        self.waited = 0.0
         self.seekable = getattr(source, "seekable", True)  # whether an epoch can begin at any batch
         self.stream, self.begun = self.read(1, 0), (1, 0, tuple(replicas.seeds))
         first = next(self.stream)
@@ -290,19 +291,9 @@ def check_form(name: str, batch: PyTree, first: str, expected: PyTree) -> None:
         )
 
 
-def limited(steps: int | None, limit: int | None) -> int | None:
-    """How many batches are taken of `steps`, which may be unknown."""
-    return steps if steps is None or limit is None else min(steps, limit)
-
-
 def nbytes(dataset: Arrays) -> int:
     """The bytes of a dataset held in arrays."""
-    return sum(map(bytes_of, jax.tree.leaves(dataset.arrays)))
-
-
-def bytes_of(a: Any) -> int:
-    """The bytes of an array."""
-    return a.size * a.dtype.itemsize
+    return sum(a.nbytes for a in jax.tree.leaves(dataset.arrays))
 
 
 def epoch_orders(

@@ -15,7 +15,6 @@ from typing import (
     NamedTuple,
     Required,
     TypedDict,
-    TypeVar,
     get_type_hints,
 )
 
@@ -36,8 +35,6 @@ from utils.forms import (
     form,
     nonnegative,
 )
-
-Options = TypeVar("Options", bound=type)
 
 
 def comments(options: Callable) -> dict[str, str]:
@@ -62,12 +59,6 @@ def text_of(options: type) -> str:
     )
 
 
-def shown_by_help(options: Options) -> Options:
-    """Add the options of a section to its docstring."""
-    options.__doc__ = f"{options.__doc__}\n\n{text_of(options)}"
-    return options
-
-
 class OfHeldOut(NamedTuple):
     """The collate_fn of held-out sets, whose errors name its own option."""
 
@@ -77,7 +68,6 @@ class OfHeldOut(NamedTuple):
         return collated(examples, self.collate_fn, "loader.eval_collate_fn")
 
 
-@shown_by_help
 @dataclass(frozen=True)
 class LoaderOptions:
     """How examples become batches."""
@@ -158,7 +148,6 @@ class Every(TypedDict, total=False):
     at: Count  # after this step
 
 
-@shown_by_help
 @dataclass(frozen=True)
 class TrainingOptions:
     """How long a run trains, and in which way."""
@@ -214,7 +203,6 @@ class TrainingOptions:
         return {"epochs": self.eval_every} if self.eval_every else {}
 
 
-@shown_by_help
 @dataclass(frozen=True)
 class CheckpointOptions:
     """When checkpoints are written, in what format, and which are kept."""
@@ -270,7 +258,6 @@ def sign_of(monitor: str | None, mode: str, key: str) -> Literal[-1, 1]:
     return -1 if mode == "max" or (mode == "auto" and high) else 1
 
 
-@shown_by_help
 @dataclass(frozen=True)
 class LoggingOptions:
     """What a run logs, how often, and where."""
@@ -292,3 +279,7 @@ class LoggingOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
+
+
+for section in (LoaderOptions, TrainingOptions, CheckpointOptions, LoggingOptions):
+    section.__doc__ = f"{section.__doc__}\n\n{text_of(section)}"  # for help()
