@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from training.options import CheckpointOptions, LoaderOptions, LoggingOptions, TrainingOptions
 
 Function = TypeVar("Function", bound=Callable)
+# A number of an option: an array where training.vary makes it an input of the program.
+Number: TypeAlias = int | float | Array
 Weights: TypeAlias = tuple[PyTree, PyTree]  # (params, state)
 # The sets of a run, {"train": ..., "val": ..., "test": ...}: each is a Dataset
 # (data_loader/base.py), or any iterable of batches.

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Int, Num, PyTree
 
@@ -43,7 +44,7 @@ NEEDS = ("learning_rate", *NORMS, "leaf_statistics", "per_step")  # what a callb
 
 
 def accuracy(
-    logits: Num[Array, "..."], label: PyTree, *, ignore_label: int | None = None
+    logits: Num[Array | np.ndarray, "..."], label: PyTree, *, ignore_label: int | None = None
 ) -> Metric:
     """1 if the label has the largest logit, and no logit is NaN."""
     label, weight = label_and_weight(logits, label, ignore_label)
@@ -53,7 +54,11 @@ def accuracy(
 
 
 def top_k_accuracy(
-    logits: Num[Array, "..."], label: PyTree, *, k: Count = 5, ignore_label: int | None = None
+    logits: Num[Array | np.ndarray, "..."],
+    label: PyTree,
+    *,
+    k: Count = 5,
+    ignore_label: int | None = None,
 ) -> Metric:
     """1 if the logit of the label is among the `k` largest, and no logit is NaN."""
     if not 1 <= k <= logits.shape[-1]:
@@ -66,7 +71,7 @@ def top_k_accuracy(
 
 
 def binary_accuracy(
-    logits: Num[Array, "..."], label: PyTree, *, ignore_label: int | None = None
+    logits: Num[Array | np.ndarray, "..."], label: PyTree, *, ignore_label: int | None = None
 ) -> Metric:
     """The share of the labels, each 0 or 1, that are predicted correctly; a logit above 0 predicts
     1. For one or several labels per example, as with the loss `binary_cross_entropy`."""
@@ -89,7 +94,7 @@ def mae(output: Array, target: PyTree) -> Metric:
 
 @marked(finish=jnp.exp)
 def perplexity(
-    logits: Num[Array, "..."], label: PyTree, *, ignore_label: int | None = None
+    logits: Num[Array | np.ndarray, "..."], label: PyTree, *, ignore_label: int | None = None
 ) -> Metric:
     """exp of the mean cross entropy: how many equally likely classes would be as hard to guess."""
     return loss.cross_entropy(logits, label, ignore_label=ignore_label)
@@ -97,7 +102,7 @@ def perplexity(
 
 @checked
 def bits_per_byte(
-    logits: Num[Array, "..."],
+    logits: Num[Array | np.ndarray, "..."],
     label: PyTree,
     *,
     bytes_per_token: Positive,
@@ -121,7 +126,9 @@ def f1_finish(means: dict[str, Array]) -> Array:
 
 
 @marked(finish=f1_finish)
-def f1(logits: Num[Array, "..."], label: PyTree, *, ignore_label: int | None = None) -> Metric:
+def f1(
+    logits: Num[Array | np.ndarray, "..."], label: PyTree, *, ignore_label: int | None = None
+) -> Metric:
     """The harmonic mean of precision and recall, averaged over the classes that occur. Logits with
     a NaN predict no class."""
     count = logits.shape[-1]
@@ -138,14 +145,14 @@ def f1(logits: Num[Array, "..."], label: PyTree, *, ignore_label: int | None = N
 
 
 def likeliest(
-    logits: Num[Array, "*axes classes"],
+    logits: Num[Array | np.ndarray, "*axes classes"],
 ) -> tuple[Int[Array, "*axes"], Bool[Array, "*axes"]]:
     """(the class with the largest logit, whether no logit is NaN)"""
     best = jnp.argmax(logits, axis=-1)  # the index of the first NaN, if there is one
     return best, ~jnp.isnan(jnp.take_along_axis(logits, best[..., None], axis=-1)[..., 0])
 
 
-def classes(logits: Num[Array, "..."], label: ArrayLike) -> Array:
+def classes(logits: Num[Array | np.ndarray, "..."], label: ArrayLike) -> Array:
     """The label as a class: itself, or the most likely class of a distribution."""
     label = jnp.asarray(label)
     if label.shape == logits.shape:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
-from training.base import Optimizer
+from training.base import Number, Optimizer
 from training.transforms import (
     NO_DECAY,
     add_decay,
@@ -33,12 +33,12 @@ def squares(tree: PyTree) -> PyTree:
     return jax.tree.map(jnp.square, tree)
 
 
-def moving_average(decay: float, old: PyTree, new: PyTree) -> PyTree:
+def moving_average(decay: Number, old: PyTree, new: PyTree) -> PyTree:
     """decay * old + (1 - decay) * new."""
     return jax.tree.map(lambda o, n: decay * o + (1 - decay) * n, old, new)
 
 
-def unbiased(decay: float, step: Int[Array, ""], mean: PyTree) -> PyTree:
+def unbiased(decay: Number, step: Int[Array, ""], mean: PyTree) -> PyTree:
     """Correct the bias of a moving average that started at zero, after `step` steps."""
     correction = 1 / (1 - decay**step)  # one division, instead of one per element of the tree
     return jax.tree.map(lambda m: m * correction.astype(m.dtype), mean)
@@ -101,7 +101,7 @@ def adam_init(params: PyTree) -> dict[str, PyTree]:
 
 
 def adam_direction(
-    grads: PyTree, state: PyTree, b1: float, b2: float, eps: float, nesterov: bool = False
+    grads: PyTree, state: PyTree, b1: Number, b2: Number, eps: Number, nesterov: bool = False
 ) -> tuple[PyTree, dict[str, PyTree]]:
     """Adam's direction: the mean gradient divided by the root of the mean square, and the state.
     With `nesterov`, the mean is that after one more step with the same gradient (Dozat, 2016)."""
@@ -234,7 +234,7 @@ def orthogonal_step(direction: Float[Array, "*axes out"]) -> Float[Array, "*axes
 
 
 def muon_of_matrices(
-    lr: float, beta: float, weight_decay: float, exclude: str, include: str
+    lr: Number, beta: Number, weight_decay: Number, exclude: str, include: str
 ) -> Annotated[Optimizer, "no part"]:
     """Muon for a tree that holds only matrices and kernels."""
 

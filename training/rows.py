@@ -117,7 +117,7 @@ def count_type(a: Array) -> np.dtype:
 def under(
     mask: Shaped[Array, "batch"],
     values: Num[Array, "batch *axes"],
-    other: float,
+    other: int | float,
     wide: Callable[[Array], np.dtype] = wide,
 ) -> Num[Array, "batch *axes"]:
     """The values where the mask, or the weight of an example, is not 0; `other` elsewhere."""

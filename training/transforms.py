@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, PyTree
 
-from training.base import Optimizer, Schedule
+from training.base import Number, Optimizer, Schedule
 from utils import UserError, is_stacked, map_named, match_rules, named_leaves
 from utils.forms import Count, NonNegative, Positive, PositiveShare, checked, regex
 
@@ -63,7 +63,7 @@ def strongest(kinds: Sequence[str], other: str) -> str:
 
 
 def add_decay(
-    grads: PyTree, params: PyTree, weight_decay: float, exclude: str, include: str = ".*"
+    grads: PyTree, params: PyTree, weight_decay: Number, exclude: str, include: str = ".*"
 ) -> PyTree:
     """Add weight_decay * param to the leaves that `include` matches and `exclude` does not."""
 

@@ -14,6 +14,7 @@ from training.base import (
     FROZEN,
     Measured,
     Mode,
+    Number,
     Objective,
     Optimizer,
     StepResult,
@@ -323,7 +324,7 @@ def floats(tree: PyTree) -> list[tuple[str, Array]]:
     ]
 
 
-def moving_average(ema: PyTree, params: PyTree, decay: float, step: Int[Array, ""]) -> PyTree:
+def moving_average(ema: PyTree, params: PyTree, decay: Number, step: Int[Array, ""]) -> PyTree:
     """The moving average of the params; its first steps forget faster, so that it does not stay
     near the initial params."""
     share = 1 - jnp.minimum(decay, (1 + step) / (10 + step))

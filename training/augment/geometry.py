@@ -202,7 +202,7 @@ def ascending_pair(**arguments: tuple[float, float]) -> None:
     )
 
 
-def check_stays(x: Array, **pixels: float) -> None:
+def check_stays(x: Array, **pixels: int | float) -> None:
     """Refuse a shift by so many pixels that nothing of an image may be left."""
     side = min(x.shape[:2])
     below = f"below {side}, the shorter side of the images"

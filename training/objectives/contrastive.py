@@ -5,13 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Num, PyTree
 
 from model.base import Model
-from training.base import (
-    Functions,
-    LossFunction,
-    Measured,
-    Metrics,
-    Objective,
-)
+from training.base import Functions, LossFunction, Measured, Metrics, Number, Objective
 from training.loss import at_least_float32
 from training.objective import inputs, x_of
 from utils import UserError
@@ -55,7 +49,7 @@ def simclr(
 
 
 def nt_xent(
-    z: Num[Array, "2*batch ..."], mask: Bool[Array, "batch"], temperature: float
+    z: Num[Array, "2*batch ..."], mask: Bool[Array, "batch"], temperature: Number
 ) -> tuple[Float[Array, "batch"], Float[Array, "batch"]]:
     """(the loss of each example, whether its views are matched) of their first views, then of their
     second ones, (2 B, D): the cross entropy of finding the other view by the cosine, among the
