@@ -70,9 +70,7 @@ def top_k_accuracy(
     return averaged(hits.astype(jnp.float32), weight)
 
 
-def binary_accuracy(
-    logits: Num[Array | np.ndarray, "..."], label: PyTree, *, ignore_label: int | None = None
-) -> Metric:
+def binary_accuracy(logits: ArrayLike, label: PyTree, *, ignore_label: int | None = None) -> Metric:
     """The share of the labels, each 0 or 1, that are predicted correctly; a logit above 0 predicts
     1. For one or several labels per example, as with the loss `binary_cross_entropy`."""
     label, weight = target_and_weight(label, ignore_label)

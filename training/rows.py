@@ -8,7 +8,7 @@ count.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypedDict, final
+from typing import Any, NamedTuple, TypeAlias, TypedDict, final
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, Num, PyTree, Shaped
 from training.base import Mode, Weighted, is_weighted
 from utils import map_named, named_leaves
 
+HostArray: TypeAlias = np.ndarray | np.number  # NumPy makes numbers of arrays without axes
 GOOD = -1  # in "bad": the loss and all gradients are finite
 
 
@@ -332,7 +333,7 @@ def added(mode: Mode, counts: np.ndarray, total: PyTree, rows: PyTree) -> PyTree
     return in_order(total, rows)
 
 
-def in_order(total: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def in_order(total: HostArray, rows: HostArray) -> HostArray:
     """The total and each of the rows, added one after the other: the same however rows are cut into
     chunks."""
     rows = np.concatenate([np.asarray(total)[None], rows.astype(double(rows.dtype))])
@@ -357,7 +358,7 @@ def results(
 ) -> dict[str, PyTree]:
     """{label: result} of sums, or of several along a first axis, of so many examples each."""
 
-    def of_leaf(mode: Mode, value: PyTree) -> np.ndarray:
+    def of_leaf(mode: Mode, value: PyTree) -> HostArray:
         if is_weighted(value):
             return result(mode, value.value, np.asarray(value.weight))
         return result(mode, value, counts)
@@ -385,7 +386,7 @@ def results_of_rows(
     return results(modes, values, rows["examples"]), norms
 
 
-def result(mode: Mode, value: PyTree, count: np.ndarray) -> np.ndarray:
+def result(mode: Mode, value: PyTree, count: HostArray) -> HostArray:
     """The result of a sum over `count` examples, NaN where that is zero."""
     if mode == "CONCAT":
         return np.concatenate(value)
@@ -397,14 +398,14 @@ def result(mode: Mode, value: PyTree, count: np.ndarray) -> np.ndarray:
     return np.where(along(value, count) == 0, np.nan, value)
 
 
-def per(total: np.ndarray, count: np.ndarray) -> np.ndarray:
+def per(total: HostArray, count: HostArray) -> HostArray:
     """total / count, NaN where the count is zero."""
     divisor = np.where(along(total, count) == 0, np.nan, along(total, count))
     with np.errstate(invalid="ignore", over="ignore"):
         return np.divide(total, divisor)
 
 
-def along(values: ArrayLike, count: np.ndarray) -> np.ndarray:
+def along(values: ArrayLike, count: HostArray) -> HostArray:
     """`count`, one number per first index of `values`, in a shape that broadcasts with `values`."""
     return count.reshape(count.shape + (1,) * (np.ndim(values) - count.ndim))
 
