@@ -61,8 +61,8 @@ class Spread(NamedTuple):
 class Moments(NamedTuple):
     """The sums of the values and of their squares, in float64."""
 
-    total: Float[np.ndarray, "..."]
-    squares: Float[np.ndarray, "..."]
+    total: HostArray
+    squares: HostArray
 
 
 # On the device.
@@ -193,7 +193,7 @@ class Sums:
             add = partial(added, mode, counts)
             self.values[label] = per_leaf(add, self.values[label], rows["values"][label])
 
-    def results(self) -> tuple[dict[str, PyTree], dict[str, np.ndarray]]:
+    def results(self) -> tuple[dict[str, PyTree], dict[str, HostArray]]:
         """({label: result}, {norm: its mean over the steps})"""
         norms = {name: per(norm, np.asarray(self.steps)) for name, norm in self.norms.items()}
         return results(self.modes, self.values, np.asarray(self.examples)), norms
@@ -368,7 +368,7 @@ def results(
 
 def results_of_rows(
     modes: dict[str, Mode], rows: Row
-) -> tuple[dict[str, PyTree], dict[str, np.ndarray]]:
+) -> tuple[dict[str, PyTree], dict[str, HostArray]]:
     """({label: results}, {norm: values}) of each row alone."""
 
     def of_leaf(mode: Mode, value: PyTree) -> PyTree:

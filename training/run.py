@@ -332,7 +332,7 @@ class Reader(NamedTuple):
         """The labels of values that are for callbacks alone, and never logged."""
         return {k for k, mode in modes.items() if k in self.hidden or mode == "CONCAT"}
 
-    def norms(self, norms: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def norms(self, norms: Mapping[str, Any]) -> dict[str, Any]:
         """{"gradient_norm": ..., "gradient_norm/head/bias": ...}"""
         named = {name: value for name, value in norms.items() if not name.endswith("_leaves")}
         for name in [name for name in norms if name not in named]:
