@@ -77,9 +77,17 @@ HEAVY |= {"mlflow", "trackio", "pyarrow"}
 LAZY = {"tf_ops": {"tensorflow"}}
 
 
+class WithoutTypes(ast.NodeTransformer):
+    """Leaves out `if TYPE_CHECKING:`, whose imports are for annotations and never run."""
+
+    def visit_If(self, node):
+        is_for_types = getattr(node.test, "id", None) == "TYPE_CHECKING"
+        return node.orelse if is_for_types else self.generic_visit(node)
+
+
 def imports(path, top_only=False):
     """The dotted names that a file imports."""
-    tree = ast.parse(path.read_text())
+    tree = WithoutTypes().visit(ast.parse(path.read_text()))
     for node in tree.body if top_only else ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -6,54 +6,85 @@ A part is a public function whose return annotation is its kind. For an `Optimiz
 the ones that training passes (`given` in training/kinds.py).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, NewType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NewType, TypeAlias, TypeGuard, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int, Num, PyTree, UInt
 
 from utils import UserError, parameters_of
 from utils.forms import checked
+
+if TYPE_CHECKING:
+    from model.base import Model
+    from training.devices.options import MeshOptions
+    from training.options import CheckpointOptions, LoaderOptions, LoggingOptions, TrainingOptions
+
+Function = TypeVar("Function", bound=Callable)
+# A number of an option: an array where training.vary makes it an input of the program.
+Number: TypeAlias = int | float | Array
+Weights: TypeAlias = tuple[PyTree, PyTree]  # (params, state)
+# The sets of a run, {"train": ..., "val": ..., "test": ...}: each is a Dataset
+# (data_loader/base.py), or any iterable of batches.
+Sets: TypeAlias = dict[str, Any]
+Numbers: TypeAlias = Mapping[str, Any]  # {path in the config: a number of training.vary}
 
 
 class Optimizer(NamedTuple):
     """Optax's protocol: updates are added to the params."""
 
-    init: Callable  # params -> opt_state
-    update: Callable  # (grads, opt_state, params) -> (updates, opt_state)
+    init: Callable[[PyTree], PyTree]  # params -> opt_state
+    # (grads, opt_state, params) -> (updates, opt_state)
+    update: Callable[..., tuple[PyTree, PyTree]]
     # "step": turns gradients into updates; "gradients": only changes gradients, as clipping does,
     # and must come before a step; "return": a step that may go back to earlier params, so that
     # nothing may change its updates; "": unknown, and never refused
     kind: str = ""
 
 
-Schedule = NewType("Schedule", Callable)  # step -> multiplier in [0, 1]
-
-# def fn(output, target) -> Loss: a scalar or a Weighted, or a dict of terms
-Loss = NewType("Loss", jax.Array)
-# def fn(output, target) -> Metric: the same; `fn.finish`, if any, maps the mean to the value
-Metric = NewType("Metric", jax.Array)
-# def fn(x) -> Preprocessed: the same in training and evaluation
-Preprocessed = NewType("Preprocessed", jax.Array)
-# def fn(key, x) -> Augmented: in training only. One that declares `target` returns (x, target); one
-# that moves no pixel of an image has the attribute `of_values`
-Augmented = NewType("Augmented", jax.Array)
-
-
 class Weighted(NamedTuple):
     """The value of an example that counts `weight` times in every mean, such as the mean over the
     tokens of a sequence and their number. The weight is a constant for the gradient."""
 
-    value: jax.Array
-    weight: jax.Array
+    value: Num[Any, "..."]  # on the device or the host
+    weight: Float[Any, "..."]
 
 
-def is_weighted(value):
+# The return annotations of parts. At run time, each is only a name, by which training/kinds.py
+# recognizes a part; for a type checker it is what the part returns.
+if TYPE_CHECKING:
+    Schedule: TypeAlias = Callable[[ArrayLike], ArrayLike]
+    Loss: TypeAlias = Array | Weighted | dict[str, Array | Weighted]
+    Metric: TypeAlias = PyTree
+    Preprocessed: TypeAlias = PyTree
+    Augmented: TypeAlias = PyTree
+    Callback: TypeAlias = Any
+    Tracker: TypeAlias = Any
+else:
+    Schedule = NewType("Schedule", Callable)  # step -> multiplier in [0, 1]
+    # def fn(output, target) -> Loss: a scalar or a Weighted, or a dict of terms
+    Loss = NewType("Loss", object)
+    # def fn(output, target) -> Metric: the same; `fn.finish`, if any, maps the mean to the value
+    Metric = NewType("Metric", object)
+    # def fn(x) -> Preprocessed: the same in training and evaluation
+    Preprocessed = NewType("Preprocessed", object)
+    # def fn(key, x) -> Augmented: in training only. One that declares `target` returns (x, target);
+    # one that moves no pixel of an image has the attribute `of_values`
+    Augmented = NewType("Augmented", object)
+    # an object with any of the methods of training/observers.py
+    Callback = NewType("Callback", object)
+    # an object with any of the methods that training/watching/publish.py calls
+    Tracker = NewType("Tracker", object)
+
+
+def is_weighted(value: object) -> TypeGuard[Weighted]:
     return isinstance(value, Weighted)
 
 
-def check_value(what, value):
+def check_value(what: str, value: PyTree) -> None:
     """Refuse a loss or a metric that is a tuple or a list: its numbers would be added."""
     if isinstance(value, dict):
         for name, term in value.items():
@@ -66,6 +97,13 @@ def check_value(what, value):
         raise UserError(f"{what}: is a {type(value).__name__} of {len(value)} values; {fix}")
 
 
+LossFunction: TypeAlias = Callable[..., Loss]
+Metrics: TypeAlias = Mapping[str, Callable[..., Metric]]  # {label: function}
+Functions: TypeAlias = Sequence[Callable[..., PyTree]]  # what preprocesses, or augments
+# (losses, state, {metric: values}): the loss, or each of its terms, and the metrics have one value
+# per example
+Measured: TypeAlias = tuple[PyTree, PyTree, dict[str, PyTree]]
+
 Mode = Literal["MEAN", "SUM", "SINGLE", "MAX", "MIN", "STD", "CONCAT"]
 Freq = Literal["STEP", "EPOCH", "ANY"]
 Phase = Literal["TRAIN", "VAL", "TEST", "EVAL", "ANY"]
@@ -74,14 +112,20 @@ Phase = Literal["TRAIN", "VAL", "TEST", "EVAL", "ANY"]
 class Tracked(NamedTuple):
     """A metric, and how, when and where it is measured."""
 
-    function: Any  # None for a metric that the objective returns by itself, under the same label
+    # None for a metric that the objective returns by itself, under the same label
+    function: Callable[..., Metric] | None
     mode: Mode = "MEAN"
     freq: Freq = "ANY"
     phase: Phase = "ANY"
 
 
 @checked
-def tracked(function, mode: Mode = "MEAN", freq: Freq = "ANY", phase: Phase = "ANY"):
+def tracked(
+    function: Callable[..., Metric] | None,
+    mode: Mode = "MEAN",
+    freq: Freq = "ANY",
+    phase: Phase = "ANY",
+) -> Tracked:
     """A metric with another mode, freq (STEP: log lines within an epoch, EPOCH: at its end) or
     phase."""
     if freq == "STEP" and phase in ("VAL", "TEST", "EVAL"):
@@ -94,20 +138,24 @@ def tracked(function, mode: Mode = "MEAN", freq: Freq = "ANY", phase: Phase = "A
     return Tracked(function, mode, freq, phase)
 
 
-def part_name(part):
+def part_name(part: Callable | Tracked) -> str:
     """The name of a function, also under functools.partial or in a Tracked."""
     function = part.function if isinstance(part, Tracked) else part
     function = getattr(function, "func", function)
     return getattr(function, "__name__", "")
 
 
-def labelled(metrics) -> dict[str, Tracked]:
+def labelled(
+    metrics: Mapping[str, Callable | Tracked] | Sequence[Callable | Tracked],
+) -> dict[str, Tracked]:
     """{label: Tracked} of {label: metric}, or of a list of metrics, whose labels are the names of
     their functions."""
     rules = {}
-    pairs = metrics.items() if isinstance(metrics, dict) else enumerate(metrics)
-    for key, metric in pairs:
-        label = key if isinstance(metrics, dict) else part_name(metric)
+    if isinstance(metrics, Mapping):
+        named = [(label, label, metric) for label, metric in metrics.items()]
+    else:
+        named = [(str(i), part_name(metric), metric) for i, metric in enumerate(metrics)]
+    for key, label, metric in named:
         if label in ("", "loss") or label in rules or "/" in label:
             raise UserError(
                 f"metrics.{key}: the name {label!r} is taken, or has a '/', or is empty; "
@@ -117,7 +165,17 @@ def labelled(metrics) -> dict[str, Tracked]:
     return rules
 
 
-def unchanged(value):
+def marked(**attributes: Any) -> Callable[[Function], Function]:
+    """The decorator that gives a function attributes, by which training knows how to call it."""
+
+    def with_attributes(function: Function) -> Function:
+        vars(function).update(attributes)
+        return function
+
+    return with_attributes
+
+
+def unchanged(value: PyTree) -> PyTree:
     return value
 
 
@@ -129,21 +187,29 @@ class Objective(NamedTuple):
     # dict of terms whose means are added. One that declares `mask` gets, (B,), which examples are
     # genuine: for a loss that compares the examples of a batch with each other. One that declares
     # `step` gets how many steps were trained before
-    apply: Callable
-    finish: Callable = unchanged  # {metric: mean} -> {metric: reported value}
+    apply: Callable[..., Measured]
+    finish: Callable[[PyTree], PyTree] = unchanged  # {metric: mean} -> {metric: reported value}
     # if the model makes examples: (params, key, labels, *, state, ...) -> a batch of examples
-    sample: Callable | None = None
+    sample: Callable[..., PyTree] | None = None
     # (name, digest) of each thing that it computes with besides the data, such as a teacher; a run
     # is resumed only if they are unchanged
-    fingerprints: tuple = ()
-    step: Any = 0  # what `apply` gets as its `step`
+    fingerprints: tuple[tuple[str, str], ...] = ()
+    step: ArrayLike = 0  # what `apply` gets as its `step`
 
     @property
-    def declared(self):
+    def declared(self) -> set[str]:
         """Which of the keywords `mask` and `step` `apply` takes."""
         return parameters_of(self.apply).keys() & {"mask", "step"}
 
-    def __call__(self, params, state, batch, key, train, mask=None):
+    def __call__(
+        self,
+        params: PyTree,
+        state: PyTree,
+        batch: PyTree,
+        key: Array,
+        train: bool,
+        mask: Bool[Array, "batch"] | None = None,
+    ) -> Measured:
         """Without a `mask`, all examples of the batch are genuine."""
         declared = self.declared
         if mask is None and "mask" in declared:
@@ -157,16 +223,20 @@ class TrainState(NamedTuple):
     """The whole state of a replica: it is donated to each step, and a checkpoint holds it."""
 
     # steps, also those that `on_nonfinite: skip` refused; the key of one: fold_in(key(seed), step)
-    step: jax.Array
-    seed: jax.Array
-    params: dict
-    state: dict
-    opt: dict
-    ema: dict | None  # averaged params, or None without them
-    halted: jax.Array  # whether a step was not finite, so that all later ones are refused
-    lr_scale: jax.Array  # multiplies every update: the product of the factors of all callbacks
+    step: Int[Array, "*replicas"]
+    seed: UInt[Array, "*replicas"]
+    params: PyTree
+    state: PyTree
+    opt: PyTree
+    ema: PyTree | None  # averaged params, or None without them
+    halted: Bool[
+        Array, "*replicas"
+    ]  # whether a step was not finite, so that all later ones are refused
+    lr_scale: Float[
+        Array, "*replicas"
+    ]  # multiplies every update: the product of the factors of all callbacks
 
-    def evaluated(self):
+    def evaluated(self) -> tuple[PyTree, PyTree]:
         """The (params, state) that are evaluated and exported."""
         return getattr(self, evaluated_part(self._asdict())), self.state
 
@@ -175,21 +245,21 @@ class TrainState(NamedTuple):
 FROZEN = "state/frozen/"
 
 
-def has_frozen(state):
+def has_frozen(state: PyTree) -> bool:
     return isinstance(state, dict) and "frozen" in state
 
 
-def without_frozen(state):
+def without_frozen(state: PyTree) -> PyTree:
     """The running statistics of a model, without frozen weights."""
     return {k: v for k, v in state.items() if k != "frozen"} if has_frozen(state) else state
 
 
-def with_frozen(state, other):
+def with_frozen(state: PyTree, other: PyTree) -> PyTree:
     """The state with the frozen weights of `other`, if that has any."""
     return state | {"frozen": other["frozen"]} if has_frozen(other) else state
 
 
-def evaluated_part(tree):
+def evaluated_part(tree: Mapping[str, Any]) -> Literal["ema", "params"]:
     """The part that is evaluated and exported: "ema" if there are averaged params, else "params".
     `tree` is a dict of a TrainState's parts, or of the leaves in a checkpoint."""
     parts = {name.split("/")[0] for name, value in tree.items() if value is not None}
@@ -201,30 +271,23 @@ class StepResult(NamedTuple):
     on the device."""
 
     new: TrainState  # with the new params, state, opt and ema
-    grads: Any
-    losses: Any  # one value per example, or a dict of terms that have one
-    metrics: dict  # {label: one value per example}
+    grads: PyTree
+    losses: PyTree  # one value per example, or a dict of terms that have one
+    metrics: dict[str, PyTree]  # {label: one value per example}
 
 
 class Update(NamedTuple):
     """How one batch changes a TrainState; the first `valid` examples of a batch are genuine."""
 
-    init: Callable  # params -> (opt_state, averaged params or None)
-    step: Callable  # (TrainState, batch, valid) -> StepResult
+    init: Callable[[PyTree], tuple[PyTree, PyTree | None]]  # (opt_state, averaged params)
+    step: Callable[[TrainState, PyTree, ArrayLike], StepResult]  # (state, batch, valid)
     # the cost of a step in forward passes of the objective, if known
     passes: int | None = None
 
 
-# an object with any of the methods of training/observers.py
-Callback = NewType("Callback", object)
-
-# an object with any of the methods that training/watching/publish.py calls
-Tracker = NewType("Tracker", object)
-
-
-def key_data(leaf):
+def key_data(leaf: Any) -> Any:
     """The numbers of a random key, which some optimizers hold; any other leaf unchanged."""
-    is_key = hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    is_key = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return jax.random.key_data(leaf) if is_key else leaf
 
 
@@ -232,38 +295,43 @@ def key_data(leaf):
 class Parts:
     """What a run is made of, from a config (wiring/build.py) or from the arguments of `fit`."""
 
-    model: Any
-    objective: Callable
-    update: Callable
+    model: "Model"
+    objective: Callable[..., Objective | Callable]  # the factory that a config names
+    update: Callable[..., Update]  # the factory that a config names
     optimizer: Optimizer
-    loss: Callable | None
+    loss: Callable[..., Loss] | None
     metrics: dict[str, Tracked]
-    preprocess: tuple[Callable, ...]
-    augment: tuple[Callable, ...]
-    callbacks: tuple
+    preprocess: tuple[Callable[..., Preprocessed], ...]
+    augment: tuple[Callable[..., Augmented], ...]
+    callbacks: tuple[Callback, ...]
     seed: int
-    loader: Any  # the options of training/options.py, and of training/devices/options.py
-    training: Any
-    checkpoint: Any
-    logging: Any
-    mesh: Any
-    sharding: Any
-    rates: dict = field(default_factory=dict)  # {name: a learning rate to log}
+    loader: "LoaderOptions"
+    training: "TrainingOptions"
+    checkpoint: "CheckpointOptions"
+    logging: "LoggingOptions"
+    mesh: "MeshOptions"
+    sharding: Any  # the rules of training/devices/sharding.py
+    # {name: a learning rate to log, a number or a function of the step}
+    rates: Mapping[str, float | Schedule] = field(default_factory=dict)
     # {path: its value in each replica} of the numbers in training.vary, and the function
     # (parts, {path: number}) that returns the parts with these numbers in their place
-    vary: dict = field(default_factory=dict)
-    rebuild: Callable | None = None
+    vary: dict[str, Any] = field(default_factory=dict)
+    rebuild: "Callable[[Parts, Numbers], Parts]" = lambda parts, numbers: parts
 
     # Only of a config:
     source: str | None = None  # its name in messages
-    config: dict | None = None  # resolved, with all defaults
+    config: dict[str, Any] | None = None  # resolved, with all defaults
     title: str | None = None
     run_name: str | None = None
     resume: str | None = None
     data: Any = None  # a Data
-    facts: dict = field(default_factory=dict)  # what is known of the data
-    example: Any = None  # one example of the data, as in a batch
+    facts: dict[str, Any] = field(default_factory=dict)  # what is known of the data
+    example: PyTree = None  # one example of the data, as in a batch
     # {index in preprocess: the arguments that have yet to be computed from the training set}
-    unfitted: dict = field(default_factory=dict)
-    beyond: tuple = ()  # the lines by which an untrusted config would act outside of its run
-    own_files: Callable | None = None  # () -> {name: path} of the user's modules that it imports
+    unfitted: dict[int, list[str]] = field(default_factory=dict)
+    beyond: tuple[
+        str, ...
+    ] = ()  # the lines by which an untrusted config would act outside of its run
+    own_files: Callable[[], dict[str, str]] | None = (
+        None  # () -> {name: path} of the user's modules that it imports
+    )

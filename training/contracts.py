@@ -7,19 +7,41 @@ first: by the check of a config, by `fit`, or when the step is compiled. It name
 the line of the user's code, and the fix.
 """
 
+from __future__ import annotations
+
 import inspect
 import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.typing import ArrayLike
+from jaxtyping import Array, PyTree
 
-from training.base import Optimizer, StepResult, TrainState, Update, check_value, is_weighted
+from model.base import Model
+from training.base import (
+    Measured,
+    Objective,
+    Optimizer,
+    StepResult,
+    TrainState,
+    Update,
+    Weights,
+    check_value,
+    is_weighted,
+)
 from training.objective import OF_PART, x_of
 from training.transforms import kind_of
 from utils import RunError, UserError, is_library, named_leaves, relative_path
+
+if TYPE_CHECKING:
+    from training.metrics import MetricPlan
 
 TRAINING = Path(__file__).resolve().parent
 # Files whose lines an error may name only together with the line that called them.
@@ -31,7 +53,7 @@ FOUND_BYTES = ("the same dtypes, got uint8", "must be a float or complex dtype, 
 # The parts.
 
 
-def guarded_model(model):
+def guarded_model(model: Model) -> Model:
     """The model, with functions that keep the contract of model/base.py."""
     with suppress(ValueError):  # it has no signature
         signature = inspect.signature(model.apply)
@@ -42,7 +64,7 @@ def guarded_model(model):
             raise UserError(f"model: apply{signature} must take {form}") from error
 
     @wraps(model.init)
-    def init(key):
+    def init(key: Array) -> Weights:
         with explained("model: the parameters cannot be made"):
             trees = model.init(key)
             if not is_tuple(trees, 2):
@@ -58,7 +80,7 @@ def guarded_model(model):
         return trees
 
     @wraps(model.apply)
-    def apply(params, state, x, **options):
+    def apply(params: PyTree, state: PyTree, x: PyTree, **options: Any) -> Weights:
         results = model.apply(params, state, x, **options)
         if not is_tuple(results, 2):
             raise UserError(
@@ -68,25 +90,30 @@ def guarded_model(model):
 
     if hasattr(model, "_replace"):
         return model._replace(init=init, apply=apply)
-    return OwnModel(model, init, apply)
+    return OwnModel(model, init, apply)  # pyright: ignore[reportReturnType]  # used like a Model
 
 
 class OwnModel:
     """A model of the user's own class, or a module, with other functions."""
 
-    def __init__(self, model, init, apply):
+    def __init__(self, model: object, init: Callable, apply: Callable) -> None:
         self.model, self.init, self.apply = model, init, apply
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
+    def _replace(self, **functions: Callable) -> OwnModel:
+        return OwnModel(self.model, **{"init": self.init, "apply": self.apply} | functions)
 
-def guarded_objective(objective):
+
+def guarded_objective(objective: Objective) -> Objective:
     """The objective, which must return one loss and one value of each metric per example, and keep
     the form of the state."""
 
     @wraps(objective.apply)
-    def apply(params, state, batch, key, train, **declared):
+    def apply(
+        params: PyTree, state: PyTree, batch: PyTree, key: Array, train: bool, **declared: Any
+    ) -> Measured:
         what = (
             f"model, loss or metrics do not fit the data, whose batches are ({shapes_text(batch)})"
         )
@@ -106,14 +133,14 @@ def guarded_objective(objective):
         return results
 
     @wraps(objective.finish)
-    def finish(means):
+    def finish(means: PyTree) -> PyTree:
         with explained("metrics: the means cannot be finished"):
             return objective.finish(means)
 
     return objective._replace(apply=apply, finish=finish)
 
 
-def check_values(losses, metrics, size):
+def check_values(losses: PyTree, metrics: PyTree, size: int) -> None:
     """Refuse anything but one loss that can be differentiated, and one value of each metric, for
     each of the `size` examples of a batch."""
     check_value("objective: the loss", losses)
@@ -138,11 +165,13 @@ def check_values(losses, metrics, size):
             )
 
 
-def check_metrics(plan, trained, evaluated):
+def check_metrics(
+    plan: MetricPlan, trained: dict[str, PyTree], evaluated: dict[str, PyTree]
+) -> None:
     """Refuse metrics that differ between training and evaluation, or that are in the plan and not
     returned. Both are {label: shapes}, with the loss."""
 
-    def of_example(metrics):
+    def of_example(metrics: PyTree) -> PyTree:
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), metrics)
 
     trained, evaluated = (
@@ -157,15 +186,15 @@ def check_metrics(plan, trained, evaluated):
     plan.check(trained)
 
 
-def guarded_optimizer(optimizer):
+def guarded_optimizer(optimizer: Optimizer) -> Optimizer:
     """The optimizer, whose updates must have the shapes and types of the params, and whose state
     must keep its own."""
 
-    def init(params):
+    def init(params: PyTree) -> PyTree:
         with explained("optimizer: its state cannot be made"):
             return optimizer.init(params)
 
-    def update(grads, state, params=None, **extra):
+    def update(grads: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any) -> Weights:
         with explained("optimizer or schedule: the update fails"):
             results = optimizer.update(grads, state, params, **extra)
             if not is_tuple(results, 2):
@@ -182,13 +211,13 @@ def guarded_optimizer(optimizer):
     return Optimizer(init, update, kind_of(optimizer))
 
 
-def guarded_update(update):
+def guarded_update(update: Update) -> Update:
     """The Update, whose step must keep the shapes and types of the TrainState."""
     if not isinstance(update, Update):
         raise UserError(f"update: must return an Update(init, step), got {type(update).__name__}")
 
     @wraps(update.init)
-    def init(params):
+    def init(params: PyTree) -> tuple[PyTree, PyTree | None]:
         with explained("update: its state cannot be made"):
             made = update.init(params)
             averaged = made[1] if is_tuple(made, 2) else "none"
@@ -199,7 +228,7 @@ def guarded_update(update):
         return made
 
     @wraps(update.step)
-    def step(ts, batch, valid):
+    def step(ts: TrainState, batch: PyTree, valid: ArrayLike) -> StepResult:
         with explained("update: its step fails"):
             result = update.step(ts, batch, valid)
             if not isinstance(result, StepResult):
@@ -222,26 +251,26 @@ def guarded_update(update):
 # The structure, types and shapes of trees.
 
 
-def is_tuple(value, length):
+def is_tuple(value: object, length: int) -> bool:
     return isinstance(value, tuple) and len(value) == length
 
 
-def type_of(leaf):
+def type_of(leaf: Any) -> np.dtype:
     """The type of an array, of its shape, or of a Python number."""
     return leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
 
 
-def same_shapes(a, b):
+def same_shapes(a: PyTree, b: PyTree) -> bool:
     """Whether two trees have the same structure, shapes and types."""
     return jax.tree.structure(a) == jax.tree.structure(b) and shapes_text(a) == shapes_text(b)
 
 
-def shapes_text(tree):
+def shapes_text(tree: PyTree) -> str:
     """The types and shapes of a tree's leaves."""
     return ", ".join(f"{type_of(leaf)}{list(jnp.shape(leaf))}" for leaf in jax.tree.leaves(tree))
 
 
-def named_shapes(tree):
+def named_shapes(tree: PyTree) -> str:
     """The names, types and shapes of a tree's leaves."""
     named = {name: shapes_text(leaf) for name, leaf in named_leaves(tree).items()}
     return ", ".join(f"{name} {shape}".strip() for name, shape in named.items()) or "none"
@@ -251,7 +280,7 @@ def named_shapes(tree):
 
 
 @contextmanager
-def explained(what, batch=None):
+def explained(what: str, batch: PyTree = None) -> Iterator[None]:
     """Turn an error of traced code, which may be the user's own, into a UserError: what fails,
     where, why, and the fix if one is known for this batch. A UserError names its part already, and
     an error of values, as with --debug, is not one of shapes: both are raised unchanged."""
@@ -260,7 +289,7 @@ def explained(what, batch=None):
     except (UserError, RunError):
         raise
     except (Exception, SystemExit) as error:
-        if not isinstance(jnp.zeros(()), jax.core.Tracer):
+        if not isinstance(jnp.zeros(()), Tracer):
             raise
         notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(OF_PART)]
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
@@ -268,7 +297,7 @@ def explained(what, batch=None):
         raise UserError("; ".join([message, *fixes_for(why, batch)])) from error
 
 
-def code_place(error):
+def code_place(error: BaseException) -> list[str]:
     """[the last line of code outside of libraries, and the user's own line that called it], or []
     if only libraries were called."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -279,7 +308,7 @@ def code_place(error):
     return [", called from ".join(lines)] if lines else []
 
 
-def fixes_for(message, batch):
+def fixes_for(message: str, batch: PyTree) -> list[str]:
     """[what helps if the message says that something got bytes or a dict], else []."""
     if any(text in message for text in FOUND_BYTES):
         return ["the preprocess to_unit makes floats of images that are bytes"]

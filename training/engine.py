@@ -6,27 +6,40 @@ copies or replaces its state. The loop decides when an epoch begins, a log line 
 checkpoint is saved.
 """
 
+from __future__ import annotations
+
 import inspect
 import logging
 import math
 import time
 import zlib
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Sharding
+from jax.stages import Compiled, Lowered, Traced
+from jax.typing import ArrayLike
+from jaxtyping import Array, Int, PyTree
 
-from training.base import TrainState, key_data
+from model.base import Model
+from training.base import Mode, Numbers, Sets, TrainState, Update, Weights, key_data
 from training.contracts import check_metrics, guarded_model
-from training.feed import make_feeds
+from training.feed import Feed, Step, make_feeds
 from training.metrics import phase_of
 from training.objective import values_of
-from training.rows import Sums, TrainingSums, row_of_batch
+from training.rows import EvaluationRow, Row, Sums, TrainingSums, row_of_batch
 from training.update import first_not_finite, genuine, made_floats, with_refusal
 from utils import UserError, format_bytes, named_leaves, shown_if_slow
+
+if TYPE_CHECKING:
+    from training.devices.sharding import Plan
+    from training.recipe import Recipe
 
 logger = logging.getLogger("main")
 
@@ -36,11 +49,28 @@ NO_LIMIT = 2**30
 MOST_ROWS, ROW_BYTES = 8192, 2**20
 
 
+class Called(NamedTuple):
+    """A call of a program."""
+
+    steps: int
+    rows: list[Row]  # of each lane, on the device
+
+
+class Constants(NamedTuple):
+    """What stays the same in all batches of an evaluation, for one lane."""
+
+    params: PyTree
+    state: PyTree
+    epoch: Int[Array | np.ndarray, "*replicas"]
+    step: Int[Array | np.ndarray, "*replicas"]  # how many steps trained the params
+    numbers: Numbers
+
+
 class Trainer:
     """Trains and evaluates the replicas of a recipe on `sets`, {"train": dataset, "test": dataset,
     ...}. Without a "train" set it only evaluates."""
 
-    def __init__(self, recipe, sets, stacked=None):
+    def __init__(self, recipe: Recipe, sets: Sets, stacked: bool | None = None) -> None:
         options, self.plan = recipe.training, recipe.plan.on_devices()
         self.recipe, self.pool = recipe, ThreadPoolExecutor(2, "compile")
         self.halts = options.on_nonfinite != "skip"
@@ -48,7 +78,6 @@ class Trainer:
         self.numbers = [as_inputs(numbers) for numbers in recipe.varied_numbers]  # of each replica
         self.lane_numbers = self.replicas.joined(self.numbers)
         self.feeds = make_feeds(sets, recipe.loader, self.replicas, options.limit_batches)
-        self.feed = self.feeds.get("train")
         self.evaluated_early = [*recipe.sets_in_epochs(sets), *recipe.sets_at_end(sets)]
         try:
             self.make_programs()
@@ -64,13 +93,18 @@ class Trainer:
             lambda ts, memory: jax.tree.map(jnp.copy, ts), donate_argnums=1, keep_unused=True
         )
 
+    @property
+    def feed(self) -> Feed:
+        """The feed of the training set."""
+        return self.feeds["train"]
+
     # Programs.
 
-    def draw(self, seed, numbers):
+    def draw(self, seed: ArrayLike, numbers: Numbers) -> Weights:
         """The (params, state) of a replica with these numbers."""
         return first_weights(self.recipe.with_numbers(numbers).model, seed)
 
-    def make_programs(self):
+    def make_programs(self) -> None:
         """Trace the shapes of the weights and of the objective's values, and make all programs."""
         recipe, feeds = self.recipe, self.feeds
         self.weight_specs = jax.eval_shape(self.draw, SEED, self.numbers[0])
@@ -84,7 +118,7 @@ class Trainer:
         self.values = {name: values_of(trace) for name, trace in traced.items()}
         # Of each set: the modes of what is measured, and a row as shapes.
         self.modes, self.rows = {}, {}
-        if self.feed:
+        if "train" in feeds:
             held_out = [trace for name, trace in traced.items() if name != "train"]
             held_out = held_out or [recipe.traced(self.weight_specs, self.feed.shapes, train=False)]
             for trace in held_out:
@@ -98,14 +132,14 @@ class Trainer:
             capacity = self.capacity(self.rows[name], feeds[name].steps)
             self.evaluation_programs[name] = feeds[name].program(name, step, loop, capacity)
 
-    def make_training_program(self, values):
+    def make_training_program(self, values: dict[str, PyTree]) -> None:
         """Make the program of the training step, and the function that makes the first state;
         `values` are the shapes of the objective's values."""
         recipe, metric_plan = self.recipe, self.recipe.metric_plan
         unroll, steps = not self.looped, self.feed.steps  # unroll microbatches where loops are slow
         self.passes = recipe.make_update(unroll, steps).passes
 
-        def make_state(params, state, seed, numbers):
+        def make_state(params: PyTree, state: PyTree, seed: Array, numbers: Numbers) -> TrainState:
             """The TrainState of a replica with these numbers."""
             update = recipe.with_numbers(numbers).make_update(unroll, steps)
             return first_state(update, params, state, seed)
@@ -114,7 +148,16 @@ class Trainer:
         self.make_state = quick(make_state, self.plan.of_state(carry))
         of_epoch, of_line = (metric_plan.modes(values, "TRAIN", f) for f in ("EPOCH", "STEP"))
         modes, norms = of_epoch | of_line, metric_plan.norms
-        row = row_spec(modes, values, dict.fromkeys(norms, self.leaf_names))
+        number, leaves = jax.ShapeDtypeStruct((), jnp.int32), (len(self.leaf_names),)
+        row: Row = {
+            **row_spec(modes, values),
+            "steps": number,
+            "bad": number,
+            "norms": {
+                name: jax.ShapeDtypeStruct(leaves if name.endswith("_leaves") else (), jnp.float32)
+                for name in norms
+            },
+        }
         self.modes["train"], self.rows["train"] = {"epoch": of_epoch, "line": of_line}, row
         step = training_step(recipe, modes, norms, unroll, steps)
         loop = jax.lax.fori_loop if self.looped else None
@@ -122,14 +165,14 @@ class Trainer:
         capacity = self.capacity(row, steps)
         self.program = self.feed.program("train", step, loop, capacity, shardings)
 
-    def capacity(self, row, steps):
+    def capacity(self, row: Row | EvaluationRow, steps: int | None) -> int:
         """The most steps of a call that makes one such row for each."""
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(row))
         return max(
             1, min(MOST_ROWS, ROW_BYTES // size // len(self.replicas.seeds), steps or MOST_ROWS)
         )
 
-    def begin_to_compile(self):
+    def begin_to_compile(self) -> None:
         """Compile the training step, which takes longest, and the evaluations that are sure to be
         used, in threads."""
         self.program.begin(self.lane_numbers[0], self.states[0], *self.feed.specs())
@@ -138,9 +181,9 @@ class Trainer:
             arguments = consts, self.no_examples(), *self.feeds[name].specs()
             self.evaluation_programs[name].begin(*arguments)
 
-    def prepare(self):
+    def prepare(self) -> None:
         """Wait until the training step is compiled, and log what it took and what it needs."""
-        if self.program.compiled is not None:
+        if self.program.compiled:
             return
         self.program.prepare(self.lane_numbers[0], self.states[0], *self.feed.specs())
         if not self.compile_seconds():
@@ -151,11 +194,11 @@ class Trainer:
         total = format_bytes(sum(needs.values()))
         logger.info("Compiled in %.1f s; memory about %s: %s", self.compile_seconds(), total, parts)
 
-    def memory(self):
+    def memory(self) -> dict[str, int]:
         """The bytes that one device needs: {"state": ..., "data": ..., and where it is known,
         "step": those of the temporary arrays of a step}."""
 
-        def held(leaf):
+        def held(leaf: Array) -> int:
             return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
         needs = {
@@ -166,14 +209,19 @@ class Trainer:
             needs["step"] = self.program.memory["temp_size_in_bytes"]
         return needs
 
-    def compile_seconds(self):
+    def compile_seconds(self) -> float:
         """The seconds that compiling the training step and the evaluations has taken so far."""
-        programs = [*([self.program] if self.feed else []), *self.evaluation_programs.values()]
+        programs = [
+            *([self.program] if "train" in self.feeds else []),
+            *self.evaluation_programs.values(),
+        ]
         return sum(program.seconds for program in programs)
 
     # State.
 
-    def start(self, pretrained=None):
+    def start(
+        self, pretrained: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]] | None = None
+    ) -> None:
         """Draw the first state of each replica, where `pretrained` may replace its (params, state),
         and begin to compile."""
         draw = quick(self.draw, (self.plan.of_params(self.weight_specs[0]), self.plan.whole))
@@ -185,20 +233,20 @@ class Trainer:
         self.states = self.stack_states(states)
         self.begin_to_compile()
 
-    def stack_states(self, states):
+    def stack_states(self, states: list[TrainState]) -> list[TrainState]:
         """From a TrainState per replica to one per lane."""
         return self.replicas.stack(states, self.replicas.lanes_plan.of_state(states[0]))
 
-    def put_weights(self, weights):
+    def put_weights(self, weights: Weights) -> Weights:
         """(params, state) on the devices."""
         params, state = weights
         return self.plan.put(params, self.plan.of_params(params)), self.plan.put(state)
 
-    def replica_states(self):
+    def replica_states(self) -> list[TrainState]:
         """The TrainState of each replica."""
         return self.replicas.unstack(self.states)
 
-    def leaf_not_finite(self):
+    def leaf_not_finite(self) -> str | None:
         """The name of the first array of a state that is not finite, or None. A step whose loss
         and gradients are finite can make one, if the optimizer or the statistics overflow."""
         for ts in self.replica_states():
@@ -207,7 +255,7 @@ class Trainer:
                 return made_floats(ts)[number][0]
         return None
 
-    def snapshot(self):
+    def snapshot(self) -> list[TrainState]:
         """A copy of each replica's TrainState, which stays valid until the next snapshot reuses its
         memory. An accelerator may have no room for it, so there it is made in the host's memory.
         With several processes, it stays on the devices until it is written."""
@@ -220,11 +268,11 @@ class Trainer:
         return self.replicas.unstack(copies)
 
     @property
-    def seeds(self):
+    def seeds(self) -> list[int]:
         """The seed of each replica."""
         return self.replicas.seeds
 
-    def restore(self, states, seeds):
+    def restore(self, states: list[TrainState], seeds: Sequence[int]) -> None:
         """Continue from one TrainState per replica, with these seeds, which decide the randomness
         and the order of the data."""
         self.replicas.seeds = list(seeds)
@@ -239,7 +287,7 @@ class Trainer:
             # JAX may use the host's arrays without a copy, and these must not be donated.
             self.states = [self.copy(ts, None) for ts in self.states]
 
-    def scale_rate(self, factor):
+    def scale_rate(self, factor: float) -> None:
         """Multiply every later update by this factor."""
         self.rate_scale = float(np.float32(factor))  # the precision of a checkpoint
         rows = np.full(self.states[0].lr_scale.shape, factor, np.float32)
@@ -247,17 +295,17 @@ class Trainer:
 
     # Work.
 
-    def begin(self, epoch, start=0):
+    def begin(self, epoch: int, start: int = 0) -> None:
         """Begin an epoch of training, or resume it after its first `start` batches."""
         self.error = None  # the data is read again
         self.feed.begin(epoch, start)
 
-    def training_sums(self):
+    def training_sums(self) -> TrainingSums:
         """The TrainingSums before the first step of an epoch."""
         replicas, per_step = len(self.replicas.seeds), self.recipe.metric_plan.per_step
         return TrainingSums(self.modes["train"], self.rows["train"], replicas, per_step)
 
-    def train(self, count):
+    def train(self, count: int) -> tuple[int, list[Called]]:
         """Take up to `count` steps, and return (how many were taken, their calls). If the data
         fails after some of them, its error is raised by the next call, so that no row is lost."""
         if self.error:
@@ -271,12 +319,12 @@ class Trainer:
             self.error = error
         return sum(steps for steps, _ in calls), calls
 
-    def latest_batch(self):
+    def latest_batch(self) -> PyTree:
         """The raw batch of the first replica in the latest step, on the device."""
         lane = self.feed.latest()
         return jax.tree.map(lambda a: a[0], lane) if self.replicas.stacked else lane
 
-    def read(self, calls):
+    def read(self, calls: list[Called]) -> list[Row]:
         """Wait for the rows of calls, and return those of each replica, as NumPy arrays."""
         own = [[] for _ in self.replicas.seeds]
         for taken, lanes in jax.device_get(calls):
@@ -284,13 +332,20 @@ class Trainer:
                 own[replica].append(jax.tree.map(lambda a, n=taken: a[:n], rows))
         return [jax.tree.map(lambda *a: np.concatenate(a), *rows) for rows in own]
 
-    def weights(self):
+    def weights(self) -> list[Weights]:
         """The (params, state) of each lane that are evaluated."""
         return [ts.evaluated() for ts in self.states]
 
     def evaluate(
-        self, name, count=NO_LIMIT, stopped=bool, weights=None, epoch=0, step=0, limit=None
-    ):
+        self,
+        name: str,
+        count: int = NO_LIMIT,
+        stopped: Callable[[], bool] = bool,
+        weights: list[Weights] | None = None,
+        epoch: int = 0,
+        step: int = 0,
+        limit: int | None = None,
+    ) -> list[Sums] | None:
         """The Sums of a whole set, or of its first `limit` batches, by each replica; None if
         `stopped` returns True between two calls of `count` batches. `weights` are the (params,
         state) of each, or the current ones, and were trained for `step` steps. The randomness of a
@@ -312,7 +367,7 @@ class Trainer:
                 return None
         return sums
 
-    def try_out(self, name):
+    def try_out(self, name: str) -> None:
         """Evaluate one batch of a set, so that an error is found before hours of training."""
         self.feeds[name].begin(epoch=1)
         carries = [self.no_examples() for _ in range(self.replicas.lanes)]
@@ -320,80 +375,91 @@ class Trainer:
         advance(self.feeds[name], self.evaluation_programs[name], consts, carries, 1, [])
         jax.block_until_ready(carries)
 
-    def evaluation_sums(self, name):
+    def evaluation_sums(self, name: str) -> list[Sums]:
         """The Sums of no batch of a set, of each replica."""
         return [Sums(self.modes[name], self.rows[name]) for _ in self.replicas.seeds]
 
-    def no_examples(self):
+    def no_examples(self) -> Array:
         """The number of examples before an evaluation, of a lane."""
         return self.plan.put(np.zeros(self.replicas.shape, np.int32))
 
-    def at(self, epoch, step, weights):
-        """What is constant in an evaluation, for each lane: (params, state, epoch, step,
-        numbers)."""
+    def at(self, epoch: int, step: int, weights: list[Weights]) -> list[Constants]:
+        """The Constants of an evaluation, for each lane."""
         shape = self.replicas.shape
         when = np.full(shape, epoch, np.int32), np.full(shape, step, np.int32)
-        return [(*lane, *when, own) for lane, own in zip(weights, self.lane_numbers, strict=True)]
+        return [
+            Constants(*lane, *when, own)
+            for lane, own in zip(weights, self.lane_numbers, strict=True)
+        ]
 
-    def close(self):
+    def close(self) -> None:
         """End the threads that read ahead, and those that compile."""
         for feed in self.feeds.values():
             feed.close()
         self.pool.shutdown(wait=False, cancel_futures=True)
 
 
-def advance(feed, program, consts, carries, count, calls):
+def advance(
+    feed: Feed,
+    program: Program,
+    consts: Sequence[PyTree],
+    carries: list[PyTree],
+    count: int,
+    calls: list[Called],
+) -> int:
     """Drive the carries, in place, over up to `count` batches of a set, and return how many there
     were. To `calls`, (batches, the rows of each lane) is appended for each call of the program."""
     taken = 0
     for lanes, steps in feed.calls(count):
-        rows = [None] * len(carries)
+        rows = []
         for lane, arguments in enumerate(lanes):
-            carries[lane], rows[lane] = program(consts[lane], carries[lane], *arguments)
-        calls.append((steps, rows))
+            carries[lane], row = program(consts[lane], carries[lane], *arguments)
+            rows.append(row)
+        calls.append(Called(steps, rows))
         taken += steps
     return taken
 
 
-def row_spec(modes, values, norms=None):
-    """The shapes of a row of these values; in training, with the `norms` {name: its leaves}."""
+def row_spec(modes: dict[str, Mode], values: dict[str, PyTree]) -> EvaluationRow:
+    """The shapes of a row of these values."""
     mask = jax.ShapeDtypeStruct((jax.tree.leaves(values)[0].shape[0],), bool)
-    row = jax.eval_shape(partial(row_of_batch, modes), values, mask)
-    if norms is None:
-        return row
-    number = jax.ShapeDtypeStruct((), jnp.int32)
-    shapes = {
-        name: jax.ShapeDtypeStruct((len(leaves),) if name.endswith("_leaves") else (), jnp.float32)
-        for name, leaves in norms.items()
-    }
-    return row | {"steps": number, "bad": number, "norms": shapes}
+    return jax.eval_shape(partial(row_of_batch, modes), values, mask)
 
 
-def training_step(recipe, modes, norms=(), unroll=False, steps=1):
+def training_step(
+    recipe: Recipe,
+    modes: dict[str, Mode],
+    norms: Sequence[str] = (),
+    unroll: bool = False,
+    steps: int | None = 1,
+) -> Step:
     """The step of the training program, for `steps` steps in an epoch. The constants are the
     replica's numbers, the carry is the TrainState; `modes` and `norms` say what a row holds."""
     halts = recipe.training.on_nonfinite != "skip"
 
-    def step(numbers, ts, batch, valid):
+    def step(
+        numbers: Numbers, ts: TrainState, batch: PyTree, valid: ArrayLike
+    ) -> tuple[TrainState, Row]:
         update = recipe.with_numbers(numbers).make_update(unroll, steps)
         return with_refusal(update.step, modes, norms, halts)(ts, batch, valid)
 
     return step
 
 
-def evaluation_step(recipe, name, modes):
-    """The step of the program that evaluates a set. The constants are (params, state, epoch, step,
-    numbers), the carry is the number of examples before the batch, and the random key is a function
-    of the set, the epoch and that number."""
+def evaluation_step(recipe: Recipe, name: str, modes: dict[str, Mode]) -> Step:
+    """The step of the program that evaluates a set. The carry is the number of examples before the
+    batch, and the random key is a function of the set, the epoch and that number."""
     set_key = zlib.crc32(name.encode())
 
-    def step(consts, seen, batch, valid):
-        *weights, epoch, trained, numbers = consts
+    def step(
+        constants: Constants, seen: Int[Array, ""], batch: PyTree, valid: ArrayLike
+    ) -> tuple[Int[Array, ""], EvaluationRow]:
+        params, state, epoch, trained, numbers = constants
         key = jax.random.fold_in(jax.random.key(set_key), epoch)
         key = jax.random.fold_in(key, seen)
         mask = genuine(batch, valid)
         objective = recipe.with_numbers(numbers).objective._replace(step=trained)
-        losses, _, metrics = objective(*weights, batch, key, False, mask)
+        losses, _, metrics = objective(params, state, batch, key, False, mask)
         row = row_of_batch(modes, {**metrics, "loss": losses}, mask)
         return seen + row["examples"], row
 
@@ -411,65 +477,73 @@ class Replicas:
     axis and vmapped. A lane is the replicas of one call. On accelerators they are stacked; on the
     CPU one call per replica is faster (a ResNet step: 181 ms against 814 ms)."""
 
-    def __init__(self, seeds, plan, pool=None, stacked=None):
+    def __init__(
+        self,
+        seeds: Sequence[int],
+        plan: Plan,
+        pool: ThreadPoolExecutor | None = None,
+        stacked: bool | None = None,
+    ) -> None:
         stacked = jax.default_backend() != "cpu" if stacked is None else stacked
         self.seeds, self.plan, self.pool = list(seeds), plan, pool
         self.stacked = stacked and len(seeds) > 1
         self.lanes_plan = plan._replace(stacked=self.stacked)
 
     @property
-    def lanes(self):
+    def lanes(self) -> int:
         """The number of lanes."""
         return 1 if self.stacked else len(self.seeds)
 
     @property
-    def shape(self):
+    def shape(self) -> tuple[int, ...]:
         """The shape of one number per replica of a lane."""
         return (len(self.seeds),) if self.stacked else ()
 
-    def stack(self, trees, shardings=None):
+    def stack(self, trees: Sequence[PyTree], shardings: PyTree = None) -> list[PyTree]:
         """Turn one tree per replica into one per lane."""
         if not self.stacked:
             return list(trees)
         stack = lambda *trees: jax.tree.map(lambda *a: jnp.stack(a), *trees)  # noqa: E731
         return [jax.jit(stack, out_shardings=shardings)(*trees)]
 
-    def unstack(self, trees):
+    def unstack(self, trees: Sequence[PyTree]) -> list[PyTree]:
         """Turn one tree per lane back into one per replica."""
         if not self.stacked:
             return list(trees)
         return [jax.tree.map(itemgetter(r), trees[0]) for r in range(len(self.seeds))]
 
-    def joined(self, pieces):
+    def joined(self, pieces: list[PyTree]) -> list[PyTree]:
         """Turn one piece per replica into one per lane, on the host."""
         return [jax.tree.map(lambda *a: np.stack(a), *pieces)] if self.stacked else pieces
 
-    def rows(self, size):
+    def rows(self, size: int) -> np.ndarray:
         """Which rows of a batch this process reads."""
         self.plan.check_batch(size, USER_BATCHES)
         return self.plan.rows(size)
 
-    def put_batch(self, pieces, size):
+    def put_batch(self, pieces: list[PyTree], size: int) -> list[PyTree]:
         """This process's rows of a batch of `size` for each replica, put onto the devices."""
         self.plan.check_batch(size, USER_BATCHES)
         return [self.lanes_plan.put_batch(piece, size) for piece in self.joined(pieces)]
 
-    def put_orders(self, orders):
+    def put_orders(self, orders: list[np.ndarray]) -> list[Array]:
         """The order of an epoch for each replica, sharded like its batches."""
         sharding = self.plan.batch(1 + self.stacked)
         return [self.plan.put(order, sharding) for order in self.joined(orders)]
 
-    def order_spec(self, batches, size):
+    def order_spec(self, batches: int, size: int) -> jax.ShapeDtypeStruct:
         """The spec of the order of an epoch in a lane."""
         sharding = self.plan.batch(1 + self.stacked)
         return jax.ShapeDtypeStruct((*self.shape, batches, size), jnp.int32, sharding=sharding)
 
-    def shapes_of_one(self, lane):
+    def shapes_of_one(self, lane: PyTree) -> PyTree:
         """The specs of one replica's part of a lane."""
         shape = lambda a: a.shape[1:] if self.stacked else a.shape  # noqa: E731
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct(shape(a), a.dtype), lane)
 
-    def program(self, name, function, axes, shardings=None):
+    def program(
+        self, name: str, function: Callable, axes: tuple[int | None, ...], shardings: PyTree = None
+    ) -> Program:
         """The Program of a lane; `axes` says which arguments have an axis of replicas."""
         if self.stacked:  # model/layers/forms.py looks for the name of the axis
             function = jax.vmap(function, in_axes=axes, axis_name="replicas")
@@ -477,19 +551,19 @@ class Replicas:
         return Program(function, self.plan.whole, name, **options)
 
 
-def as_inputs(numbers):
+def as_inputs(numbers: Numbers) -> dict[str, np.number]:
     """The numbers of a replica with the types that a compiled program takes."""
     kinds = {int: np.int32, float: np.float32}
     return {path: kinds[type(number)](number) for path, number in numbers.items()}
 
 
-def first_weights(model, seed):
+def first_weights(model: Model, seed: ArrayLike) -> Weights:
     """(params, state) of a replica, drawn from its seed."""
     key = jax.random.fold_in(jax.random.key(seed), 2**32 - 1)  # no step has this key
     return guarded_model(model).init(key)
 
 
-def first_state(update, params, state, seed):
+def first_state(update: Update, params: PyTree, state: PyTree, seed: Array) -> TrainState:
     """The TrainState before the first step."""
     opt, ema = update.init(params)
     ts = TrainState(jnp.int32(0), seed, params, state, opt, ema, jnp.bool(False), jnp.float32(1))
@@ -530,62 +604,76 @@ class Program:
     """
 
     def __init__(
-        self, function, whole, name="step", *, arguments=(), options=None, shardings=None, pool=None
-    ):
+        self,
+        function: Callable,
+        whole: Sharding,
+        name: str = "step",
+        *,
+        arguments: Sequence[str] = (),
+        options: dict[str, Any] | None = None,
+        shardings: PyTree = None,
+        pool: ThreadPoolExecutor | None = None,
+    ) -> None:
         self.function, self.name, self.options, self.pool = function, name, options, pool
         self.shardings = (whole if shardings is None else shardings, whole)
         names = arguments or inspect.signature(function).parameters
         self.arguments = [name.lstrip("_") for name in names]
-        self.compiled = None
-        self.finish = None  # returns the compiled program, once it has been traced
+        self.compiled: Callable | None = None  # the function itself if nothing is compiled
+        self.finish: Callable[[], Compiled] | None = (
+            None  # returns the compiled program, once it has been traced
+        )
         self.seconds = 0.0  # spent on tracing, and on compiling or waiting for it
         # Bytes of arguments, results and temporaries, if the backend reports them.
-        self.memory = None
+        self.memory: dict[str, int] | None = None
 
     @property
-    def title(self):
+    def title(self) -> str:
         """Its name in messages."""
         return TITLES.get(self.name, f"evaluation of {self.name}")
 
-    def begin(self, *arguments):
+    def begin(self, *arguments: PyTree) -> None:
         """Trace it for these arguments, or for their specs, and start to compile it in a thread.
         Several processes must compile in the same order, so they compile when it is needed."""
-        if self.compiled is not None or self.finish is not None:
+        if self.compiled or self.finish:
             return
-        if jax.config.jax_disable_jit:
+        if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]  # untyped
             self.compiled = self.function
             return
         start = time.perf_counter()
         jitted = jax.jit(self.function, donate_argnums=1, out_shardings=self.shardings)
         compile_it = partial(compile_step, jitted.lower(*arguments), self.options)
-        threaded = self.pool is not None and jax.process_count() == 1
-        self.finish = self.pool.submit(compile_it).result if threaded else compile_it
+        if self.pool is not None and jax.process_count() == 1:
+            self.finish = self.pool.submit(compile_it).result
+        else:
+            self.finish = compile_it
         self.seconds += time.perf_counter() - start
 
-    def prepare(self, *arguments):
-        """Compile for these arguments, without running, or wait until it is compiled."""
+    def prepare(self, *arguments: PyTree) -> Callable:
+        """Compile for these arguments, without running, or wait until it is compiled; return the
+        compiled program."""
         self.begin(*arguments)
-        if self.compiled is None:
+        if self.compiled is None and self.finish is not None:
             start = time.perf_counter()
             with shown_if_slow(f"Compiling the {self.title}"):
-                self.compiled = self.finish()
+                self.compiled = compiled = self.finish()
             self.seconds += time.perf_counter() - start
-            self.memory = memory_of(self.compiled)
+            self.memory = memory_of(compiled)
+        assert self.compiled
+        return self.compiled
 
-    def __call__(self, *arguments):
-        if self.compiled is None:
-            self.prepare(*arguments)
+    def __call__(self, *arguments: PyTree) -> Any:
+        compiled = self.compiled or self.prepare(*arguments)
         try:
-            return self.compiled(*arguments)
+            return compiled(*arguments)
         except (TypeError, ValueError) as error:
             if change := self.change(arguments):
                 raise UserError(f"{self.title}: it was compiled for {change}") from error
             raise
 
-    def change(self, arguments):
+    def change(self, arguments: tuple) -> str | None:
         """A text that says how these arguments differ from the compiled ones; None if they do
         not."""
-        if self.compiled is self.function:
+        if not isinstance(self.compiled, Compiled):
             return None
         shardings = self.compiled.in_tree.flatten_up_to(self.compiled.input_shardings)
         before = self.leaves(self.compiled.args_info[0], shardings)
@@ -603,7 +691,9 @@ class Program:
                 return f"{name} {expected} {layouts}{fix}"
         return None
 
-    def leaves(self, trees, shardings):
+    def leaves(
+        self, trees: Sequence[PyTree], shardings: Sequence[Sharding | None]
+    ) -> dict[str, tuple[Any, Sharding | None]]:
         """{name: (leaf, its sharding)} of all arguments."""
         named = zip([WORDS.get(name, name) for name in self.arguments], trees, strict=False)
         pairs = [
@@ -615,7 +705,7 @@ class Program:
         return {name: (leaf, sharding) for (name, leaf), sharding in together}
 
 
-def compile_step(lowered, options):
+def compile_step(lowered: Lowered, options: dict[str, Any] | None) -> Compiled:
     """The lowered program, compiled with these options of XLA."""
     try:
         return lowered.compile(options)
@@ -629,20 +719,20 @@ def compile_step(lowered, options):
         raise
 
 
-def leaves_of(batch):
+def leaves_of(batch: PyTree) -> list[tuple[str, Any]]:
     """[(name, leaf)] of a batch, or another tree; the two parts of a pair are named x and y."""
     pair = isinstance(batch, tuple | list) and len(batch) == 2 and not hasattr(batch, "_fields")
     return list(named_leaves({"x": batch[0], "y": batch[1]} if pair else batch).items())
 
 
-def type_and_shape(leaf):
+def type_and_shape(leaf: Any) -> str:
     """The type and shape of an array or a spec as a text, such as float32[128,10]."""
     if not hasattr(leaf, "dtype") and not isinstance(leaf, int | float | complex):
         return "nothing" if leaf is None else f"a {type(leaf).__name__}"
     return f"{jnp.result_type(leaf)}[{','.join(map(str, np.shape(leaf)))}]"
 
 
-def memory_of(compiled):
+def memory_of(compiled: Compiled) -> dict[str, int] | None:
     """Bytes of a program's arguments, results and temporaries; None if the backend does not
     report."""
     stats = compiled.memory_analysis()
@@ -650,23 +740,23 @@ def memory_of(compiled):
     return stats and {name: getattr(stats, name) for name in names}
 
 
-def loops_are_slow(objective):
+def loops_are_slow(objective: Traced) -> bool:
     """Whether this objective, which is traced, must not run inside a compiled loop, where XLA's CPU
     backend does not use its fast path for dense convolutions (eight steps of a 3x3 convolution: 82
     ms outside, 6,670 ms inside). Its steps are then dispatched one by one."""
-    if jax.config.jax_disable_jit:
+    if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]  # untyped
         return True  # for debugging, one step is one call
     if jax.default_backend() != "cpu":
         return False
     return "stablehlo.convolution" in objective.lower().as_text()
 
 
-def quick(function, shardings=None):
+def quick(function: Callable, shardings: PyTree = None) -> Callable[..., Any]:
     """The compiled form of a function that runs only a few times: it compiles without
     optimization."""
     return jax.jit(function, out_shardings=shardings, compiler_options=QUICKLY)
 
 
-def platform_options():
+def platform_options() -> dict[str, Any] | None:
     """XLA's options for a program on the default platform."""
     return CPU_OPTIONS if jax.default_backend() == "cpu" else None

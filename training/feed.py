@@ -11,20 +11,39 @@ the calls that take up to `count` batches, `batch(epoch, position)` returns an e
 hold, or all of a resident dataset.
 """
 
+from __future__ import annotations
+
 import logging
 import time
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Sharding
+from jaxtyping import Array, Int, PyTree
 
 from data_loader.base import Arrays, has_items, length
 from data_loader.loader import batches, collate, epoch_order, in_epoch, padded, prefetch
+from training.base import Sets
 from utils import UserError
 
+if TYPE_CHECKING:
+    from training.engine import Program, Replicas
+    from training.options import LoaderOptions
+    from training.rows import EvaluationRow, Row
+
 logger = logging.getLogger("main")
+
+
+# step(constants, carry, batch, count of genuine examples) -> (carry, row)
+Step: TypeAlias = Callable[[Any, Any, PyTree, Array], "tuple[Any, Row | EvaluationRow]"]
+Call: TypeAlias = tuple[list[tuple], int]  # (the arguments of a program for each lane, batches)
+# source(epoch, start) yields ([a batch for each replica], its size, count of genuine examples)
+Source: TypeAlias = Callable[[int, int], Iterator[tuple[list[PyTree], int, int]]]
 
 
 class Resident:
@@ -33,18 +52,25 @@ class Resident:
 
     waited = 0.0
 
-    def __init__(self, arrays, options, replicas, shuffle, limit=None):
+    def __init__(
+        self,
+        arrays: PyTree,
+        options: LoaderOptions,
+        replicas: Replicas,
+        shuffle: bool,
+        limit: int | None = None,
+    ) -> None:
         self.options, self.replicas, self.shuffle = options, replicas, shuffle
         self.data = replicas.plan.put(arrays)
         leaves, rows = jax.tree.leaves(self.data), options.batch_size
-        self.size, self.nbytes = len(leaves[0]), sum(map(bytes_of, leaves))
+        self.size, self.nbytes = len(leaves[0]), sum(a.nbytes for a in leaves)
         self.batches = -(-self.size // rows)
-        self.steps = limited(self.batches, limit)
+        self.steps = min(self.batches, limit or self.batches)
         self.shapes = jax.tree.map(
             lambda a: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype), self.data
         )
 
-    def specs(self):
+    def specs(self) -> tuple[PyTree, ...]:
         """The data, and the specs of an epoch's order, of the count of genuine examples in each of
         its rows, of a row and of a number of steps."""
         number = jax.ShapeDtypeStruct((), jnp.int32)
@@ -52,21 +78,28 @@ class Resident:
         valid = jax.ShapeDtypeStruct((self.batches,), jnp.int32, sharding=self.replicas.plan.whole)
         return self.data, order, valid, number, number
 
-    def program(self, name, step, fori_loop, capacity, shardings=None):
+    def program(
+        self,
+        name: str,
+        step: Step,
+        fori_loop: Callable | None,
+        capacity: int,
+        shardings: PyTree = None,
+    ) -> Program:
         """The program that takes many steps in one call, by a `fori_loop`, or one."""
         self.capacity = capacity if fori_loop else 1
         axes = 0, 0, None, 0, None, None, None  # const, carry, data, order, valid, start, count
         function = over_orders(step, self.replicas.plan.batch(), fori_loop, capacity)
         return self.replicas.program(name, function, axes, shardings)
 
-    def begin(self, epoch, start=0):
+    def begin(self, epoch: int, start: int = 0) -> None:
         """Draw the order of an epoch, and go to its batch `start`."""
         drawn = epoch_orders(self.size, self.options, self.replicas, self.shuffle, epoch)
         self.orders = self.replicas.put_orders([order for order, _ in drawn])
         self.valid = self.replicas.plan.put(drawn[0][1])
         self.next = start
 
-    def calls(self, count):
+    def calls(self, count: int) -> Iterator[Call]:
         """(the arguments for each lane, batches taken) of each call."""
         end = min(self.next + count, self.steps)
         while self.next < end:
@@ -75,36 +108,43 @@ class Resident:
             yield [(self.data, order, self.valid, *which) for order in self.orders], taken
             self.next += taken
 
-    def latest(self):
+    def latest(self) -> PyTree:
         """The batch of the first lane in the latest step, on the device."""
 
-        def rows(order):
+        def rows(order: Array) -> PyTree:
             return jax.tree.map(lambda a: a[order[self.next - 1]], self.data)
 
         return jax.vmap(rows)(self.orders[0]) if self.replicas.stacked else rows(self.orders[0])
 
-    def batch(self, epoch, position):
+    def batch(self, epoch: int, position: int) -> list[tuple[PyTree, int]]:
         """(batch, count of genuine examples) of each replica at a position of an epoch, on the
         host."""
         drawn = epoch_orders(self.size, self.options, self.replicas, self.shuffle, epoch)
 
-        def rows(order):
+        def rows(order: np.ndarray) -> PyTree:
             return jax.tree.map(lambda a: np.asarray(a[order[position]]), self.data)
 
         return [(rows(order), valid[position]) for order, valid in drawn]
 
-    def close(self):
+    def close(self) -> None:
         """There is nothing to close."""
 
 
 class Streamed:
-    """Batches from the host, one call each. `source(epoch, start)` yields ([a batch for each
-    replica], size, count of genuine examples), where a batch has only the rows that this process
-    reads."""
+    """Batches from the host, one call each. A batch of the `source` has only the rows that this
+    process reads."""
 
-    def __init__(self, source, options, replicas, steps, limit=None):
+    def __init__(
+        self,
+        source: Source,
+        options: LoaderOptions,
+        replicas: Replicas,
+        steps: int | None,
+        limit: int | None = None,
+    ) -> None:
         self.source, self.options, self.replicas, self.limit = source, options, replicas, limit
-        self.steps, self.waited = limited(steps, limit), 0.0
+        self.steps = steps if steps is None or limit is None else min(steps, limit)
+        self.waited = 0.0
         self.seekable = getattr(source, "seekable", True)  # whether an epoch can begin at any batch
         self.stream, self.begun = self.read(1, 0), (1, 0, tuple(replicas.seeds))
         first = next(self.stream)
@@ -116,23 +156,30 @@ class Streamed:
         )
         self.nbytes = sum(a.nbytes for a in jax.tree.leaves(batch)) * (options.prefetch + 1)
 
-    def specs(self):
+    def specs(self) -> tuple[PyTree, ...]:
         """The specs of a batch, and of the count of its genuine examples."""
         return self.spec, jax.ShapeDtypeStruct((), jnp.int32)
 
-    def read(self, epoch, start):
+    def read(self, epoch: int, start: int) -> Generator[Any, None, None]:
         """The batches of an epoch, which a thread reads ahead and puts onto the devices."""
         put_batch = self.replicas.put_batch
         source = self.source(epoch, start)
         ready = ((put_batch(batch, size), np.int32(valid)) for batch, size, valid in source)
         return prefetch(ready, self.options.prefetch)
 
-    def program(self, name, step, _fori_loop, _capacity, shardings=None):
+    def program(
+        self,
+        name: str,
+        step: Step,
+        _fori_loop: Callable | None,
+        _capacity: int,
+        shardings: PyTree = None,
+    ) -> Program:
         """The program that takes one step per call."""
         axes = 0, 0, 0, None  # const, carry, batch, valid
         return self.replicas.program(name, over_batch(step), axes, shardings)
 
-    def begin(self, epoch, start=0):
+    def begin(self, epoch: int, start: int = 0) -> None:
         """Read an epoch from its batch `start` on."""
         wanted = epoch, start, tuple(self.replicas.seeds)  # a checkpoint may have other seeds
         if self.begun_epoch is None or (self.seekable and wanted != self.begun):
@@ -149,7 +196,7 @@ class Streamed:
         if self.limit is not None:
             self.items = islice(self.items, max(0, self.limit - start))
 
-    def calls(self, count):
+    def calls(self, count: int) -> Iterator[Call]:
         """(the arguments for each lane, batches taken) of each call."""
         for _ in range(count):
             before = time.perf_counter()
@@ -160,11 +207,11 @@ class Streamed:
             self.taken = lanes[0]
             yield [(batch, valid) for batch in lanes], 1
 
-    def latest(self):
+    def latest(self) -> PyTree:
         """The batch of the first lane in the latest step, on the device."""
         return self.taken
 
-    def batch(self, epoch, position):
+    def batch(self, epoch: int, position: int) -> list[tuple[PyTree, int]] | None:
         """(batch, count of genuine examples) of each replica at a position of an epoch, read again;
         None where they cannot be read again."""
         if not self.seekable or jax.process_count() > 1:  # a process reads only some of the rows
@@ -172,12 +219,23 @@ class Streamed:
         pieces, _, valid = next(iter(self.source(epoch, position)), (None, 0, 0))
         return pieces and [(piece, valid) for piece in pieces]
 
-    def close(self):
+    def close(self) -> None:
         """End the thread that reads ahead."""
         self.stream.close()
 
 
-def make_feed(dataset, options, replicas, *, shuffle, budget, limit=None):
+Feed: TypeAlias = Resident | Streamed
+
+
+def make_feed(
+    dataset: Any,
+    options: LoaderOptions,
+    replicas: Replicas,
+    *,
+    shuffle: bool,
+    budget: int,
+    limit: int | None = None,
+) -> Feed:
     """The feed for a dataset: resident if it is arrays within the budget in bytes, or streamed."""
     if type(dataset) is Arrays and nbytes(dataset) <= budget and stacks(options):
         return Resident(dataset.arrays, options, replicas, shuffle, limit)
@@ -189,12 +247,14 @@ def make_feed(dataset, options, replicas, *, shuffle, budget, limit=None):
     return Streamed(source, options, replicas, steps, limit)
 
 
-def stacks(options):
+def stacks(options: LoaderOptions) -> bool:
     """Whether batches are stacked examples, as they are unless the user gives a collate_fn."""
     return options.collate_fn in (None, collate)
 
 
-def make_feeds(sets, options, replicas, limit=None):
+def make_feeds(
+    sets: Sets, options: LoaderOptions, replicas: Replicas, limit: int | None = None
+) -> dict[str, Feed]:
     """{set: its feed}; the first sets that fit the budget are resident."""
     feeds, budget = {}, options.device_budget_mb * 2**20
     try:
@@ -217,10 +277,10 @@ def make_feeds(sets, options, replicas, limit=None):
     return feeds
 
 
-def check_form(name, batch, first, expected):
+def check_form(name: str, batch: PyTree, first: str, expected: PyTree) -> None:
     """Refuse a set whose examples do not have the shapes and types of the first set's."""
 
-    def form(tree):
+    def form(tree: PyTree) -> PyTree:
         return jax.tree.map(lambda a: f"{a.dtype}{list(a.shape[1:])}", tree)
 
     if form(batch) != form(expected):
@@ -231,22 +291,14 @@ def check_form(name, batch, first, expected):
         )
 
 
-def limited(steps, limit):
-    """How many batches are taken of `steps`, which may be unknown."""
-    return steps if None in (steps, limit) else min(steps, limit)
-
-
-def nbytes(dataset):
+def nbytes(dataset: Arrays) -> int:
     """The bytes of a dataset held in arrays."""
-    return sum(map(bytes_of, jax.tree.leaves(dataset.arrays)))
+    return sum(a.nbytes for a in jax.tree.leaves(dataset.arrays))
 
 
-def bytes_of(a):
-    """The bytes of an array."""
-    return a.size * a.dtype.itemsize
-
-
-def epoch_orders(size, options, replicas, shuffle, epoch):
+def epoch_orders(
+    size: int, options: LoaderOptions, replicas: Replicas, shuffle: bool, epoch: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
     """The order of an epoch for each replica, by its seed."""
     order = partial(epoch_order, size, options.batch_size, epoch=epoch, shuffle=shuffle)
     return [order(seed=seed) for seed in replicas.seeds]
@@ -256,22 +308,25 @@ class UserBatches:
     """The batches of the user's own loader, the same for every replica. A loader may have
     `start_at(epoch, batch)`, which goes to a batch."""
 
-    def __init__(self, iterable, replicas):
-        self.iterable, self.replicas, self.rows = iterable, replicas, None
+    def __init__(self, iterable: Any, replicas: Replicas) -> None:
+        self.iterable, self.replicas = iterable, replicas
+        self.rows: int | None = None
         self.seekable = hasattr(iterable, "start_at")
 
-    def __call__(self, epoch, start):
+    def __call__(self, epoch: int, start: int) -> Iterator[tuple[list[PyTree], int, Any]]:
         whole = self.iterable.start_at(epoch, start) if self.seekable else self.iterable
         for batch, valid in padded(whole, self.rows, start if self.seekable else 0):
             # Remembered, since a resumed epoch may begin at its last, short batch.
-            self.rows = len(jax.tree.leaves(batch)[0])
+            self.rows = rows = len(jax.tree.leaves(batch)[0])
             if jax.process_count() > 1:  # the loader of each process yields the same whole batches
-                own = self.replicas.rows(self.rows)
+                own = self.replicas.rows(rows)
                 batch = jax.tree.map(lambda a, own=own: a[own], batch)
-            yield [batch] * len(self.replicas.seeds), self.rows, valid
+            yield [batch] * len(self.replicas.seeds), rows, valid
 
 
-def drawn_batches(dataset, options, replicas, shuffle, epoch, start):
+def drawn_batches(
+    dataset: Any, options: LoaderOptions, replicas: Replicas, shuffle: bool, epoch: int, start: int
+) -> Iterator[tuple[list[PyTree], int, int]]:
     """Batches of a dataset, in the order given by each replica's seed. A shuffled dataset may
     change its examples with the epoch."""
     orders = epoch_orders(len(dataset), options, replicas, shuffle, epoch)
@@ -285,39 +340,67 @@ def drawn_batches(dataset, options, replicas, shuffle, epoch, start):
         yield list(pieces), options.batch_size, valid
 
 
-def over_orders(step, sharding, fori_loop, capacity):
+def over_orders(
+    step: Step, sharding: Sharding | None, fori_loop: Callable | None, capacity: int
+) -> Callable[..., tuple[PyTree, Row | EvaluationRow]]:
     """The function that takes a step on each of `count` batches, at most `capacity`, by a
     `fori_loop` that begins at the batch `start`, or on one batch if that is None. An order holds
     the indices of each batch, which is gathered on the device."""
 
-    def one(const, carry, data, order, valid, i):
+    def one(
+        const: PyTree,
+        carry: PyTree,
+        data: PyTree,
+        order: Int[Array, "batches batch"],
+        valid: Int[Array, " batches"],
+        i: Int[Array, ""],
+    ) -> tuple[PyTree, Row | EvaluationRow]:
         batch = jax.tree.map(lambda a: a[order[i]], data)
         if sharding:
             batch = jax.lax.with_sharding_constraint(batch, sharding)
         return step(const, carry, batch, valid[i])
 
-    def loop(const, carry, data, order, valid, start, count):
+    def loop(
+        const: PyTree,
+        carry: PyTree,
+        data: PyTree,
+        order: Int[Array, "batches batch"],
+        valid: Int[Array, " batches"],
+        start: Int[Array, ""],
+        count: Int[Array, ""],
+    ) -> tuple[PyTree, Row | EvaluationRow]:
         _, like = jax.eval_shape(one, const, carry, data, order, valid, start)
         rows = jax.tree.map(lambda a: jnp.zeros((capacity, *a.shape), a.dtype), like)
 
-        def take(i, both):
+        def take(
+            i: Int[Array, ""], both: tuple[PyTree, Row | EvaluationRow]
+        ) -> tuple[PyTree, Row | EvaluationRow]:
             carry, row = one(const, both[0], data, order, valid, i)
             put = lambda rows, new: rows.at[i - start].set(new)  # noqa: E731
             return carry, jax.tree.map(put, both[1], row)
 
+        assert fori_loop
         return fori_loop(start, start + count, take, (carry, rows))
 
-    def single(const, carry, data, order, valid, start, _count):
+    def single(
+        const: PyTree,
+        carry: PyTree,
+        data: PyTree,
+        order: Int[Array, "batches batch"],
+        valid: Int[Array, " batches"],
+        start: Int[Array, ""],
+        _count: Int[Array, ""],
+    ) -> tuple[PyTree, Row | EvaluationRow]:
         return as_rows(*one(const, carry, data, order, valid, start))
 
     return loop if fori_loop else single
 
 
-def over_batch(step):
+def over_batch(step: Step) -> Callable[..., tuple[PyTree, Row | EvaluationRow]]:
     """The function that takes a step on one batch from the host."""
     return lambda const, carry, batch, valid: as_rows(*step(const, carry, batch, valid))
 
 
-def as_rows(carry, row):
+def as_rows(carry: PyTree, row: Row | EvaluationRow) -> tuple[PyTree, Row | EvaluationRow]:
     """The result of a program that takes one step: its row has a first axis of length 1."""
     return carry, jax.tree.map(lambda a: a[None], row)

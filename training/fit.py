@@ -3,7 +3,7 @@ recipe, for `fit` and for the command line alike."""
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields
 from difflib import get_close_matches
@@ -15,9 +15,22 @@ from typing import Any, Literal, Never
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from data_loader.base import class_names, tokenizer_json
-from training.base import Parts, Tracked, labelled, part_name
+from model.base import Model
+from training.base import (
+    LossFunction,
+    Metric,
+    Parts,
+    Schedule,
+    Sets,
+    Tracked,
+    Update,
+    Weights,
+    labelled,
+    part_name,
+)
 from training.checkpoint import run_folder
 from training.checkpoint.divergence import Divergence
 from training.checkpoint.keeper import Keeper
@@ -30,7 +43,7 @@ from training.checkpoint.pretrained import (
 from training.checkpoint.probe import Probe, probe_input
 from training.checkpoint.record import described
 from training.checkpoint.resume import check_unchanged, holding, point_of
-from training.checkpoint.storage import check_format
+from training.checkpoint.storage import Checkpoint, check_format
 from training.devices.options import MeshOptions
 from training.devices.sharding import Plan
 from training.devices.signals import Signals
@@ -41,7 +54,7 @@ from training.loop import Loop
 from training.loss import cross_entropy
 from training.metrics import accuracy
 from training.objective import cutmix, mixup, supervised
-from training.observers import as_number, check_callbacks
+from training.observers import Point, as_number, check_callbacks
 from training.optimizers import sgd
 from training.options import (
     CheckpointOptions,
@@ -50,6 +63,7 @@ from training.options import (
     LoggingOptions,
     PretrainedOptions,
     TrainingOptions,
+    text_of,
 )
 from training.processes import is_first, several
 from training.recipe import Recipe, compose
@@ -116,7 +130,7 @@ def fit(
 
     `val` is one set or {name: set}. `metrics` are functions, or {name: function}; by default
     accuracy, for a classifier with cross_entropy. One may be `tracked(...)` (training/base.py).
-    training/options.py explains the options; `log`, `checkpoint` and `mesh` are dicts of options.
+    `log`, `checkpoint` and `mesh` are dicts of the options in training/options.py.
     `rates` are learning rates to log, {name: number or function of the step}.
 
     With a `folder`, the run leaves metrics.jsonl and checkpoints there; `resume=True` continues
@@ -136,29 +150,33 @@ def fit(
     check_callbacks(recipe, sets["train"])
     show_on_console()
     record = own_record(recipe, sets, config)
-    with holding(folder, resume, record) as (checkpoint, begin):
-        of_run = folder, record, checkpoint
-        return train_recipe(recipe, sets, *of_run, begin=begin)
+    with holding(folder, resume, record) as (begun, begin):
+        return train_recipe(recipe, sets, folder, record, begun, begin=begin)
 # fmt: on
 
 
+fit.__doc__ = (
+    f"{inspect.cleandoc(fit.__doc__ or '')}\n\n{text_of(TrainingOptions)}\n{text_of(LoaderOptions)}"
+)
+
+
 def evaluate(
-    model,
-    params,
-    state,
-    data,
+    model: Model,
+    params: PyTree,
+    state: PyTree,
+    data: Any,
     *,
-    loss=cross_entropy,
-    metrics=None,
-    preprocess=(),
-    objective=supervised,
-    precision="float32",
-    batch_size=128,
-    collate_fn=None,
-    seed=0,
-    device_budget_mb=2048,
-    prefetch=2,
-    step=None,
+    loss: LossFunction | None = cross_entropy,
+    metrics: Sequence[Any] | Mapping[str, Any] | None = None,
+    preprocess: Sequence[Callable] = (),
+    objective: Callable = supervised,
+    precision: Literal["float32", "bfloat16"] = "float32",
+    batch_size: int = 128,
+    collate_fn: Callable | None = None,
+    seed: int = 0,
+    device_budget_mb: int = 2048,
+    prefetch: int = 2,
+    step: int | None = None,
 ) -> dict[str, float]:
     """{"loss": ..., "accuracy": ...} of these weights, exactly as `fit` evaluates a test set. The
     arguments are those of `fit`; of a Run, or of what `load` returns, pass `params` and `state`.
@@ -179,11 +197,12 @@ def evaluate(
         check_weights(trainer.weight_specs, (params, state))
         weights = trainer.put_weights((params, state))
         sums = trainer.evaluate("test", weights=[weights], step=step or 0)
+        assert sums is not None  # nothing stops it
         values = recipe.reader().values("test", sums)
     return {name.removeprefix("test_"): value for name, value in values.items()}
 
 
-def check_weights(specs, weights):
+def check_weights(specs: Weights, weights: Weights) -> None:
     """Refuse a (params, state) that is not the model's."""
     for what, expected, given in zip(("params", "state"), specs, weights, strict=True):
         expected, given = (
@@ -197,7 +216,13 @@ def check_weights(specs, weights):
 
 
 def train_recipe(
-    recipe, sets, folder=None, record=None, checkpoint=None, observers=(), begin=lambda: None
+    recipe: Recipe,
+    sets: Sets,
+    folder: Path | None = None,
+    record: dict[str, Any] | None = None,
+    checkpoint: Checkpoint | None = None,
+    observers: Sequence[Any] = (),
+    begin: Callable[[], None] = lambda: None,
 ) -> Run:
     """Train a recipe on {"train": dataset, "test": dataset, ...}, starting from the checkpoint if
     there is one, and return the finished Run. `begin` is called once all is checked, and before
@@ -213,15 +238,15 @@ def train_recipe(
 
 
 def assemble(
-    recipe,
-    trainer,
-    sets,
-    folder=None,
-    record=None,
-    checkpoint=None,
-    observers=(),
-    begin=lambda: None,
-):
+    recipe: Recipe,
+    trainer: Trainer,
+    sets: Sets,
+    folder: Path | None = None,
+    record: dict[str, Any] | None = None,
+    checkpoint: Checkpoint | None = None,
+    observers: Sequence[Any] = (),
+    begin: Callable[[], None] = lambda: None,
+) -> tuple[Loop, Point | None]:
     """(the Loop of a run with all of its observers, and its trainer started; the Point of the
     checkpoint, or None). `begin` is called before an observer may write."""
     recipe, training, record = recipe.for_sets(sets), recipe.training, record or {"config": {}}
@@ -243,7 +268,7 @@ def assemble(
         trainer.try_out(name)
     if pretrained:
         logger.info("%s %s", "With" if checkpoint else "Starting from", pretrained)
-    run = Run(trainer, training.epochs, trainer.feed.steps)
+    run = Run(trainer, training.epochs, trainer.feed.steps, trainer.training_sums())
     reader, rates = recipe.reader(trainer), LearningRates(recipe.rates, trainer)
     own_folder = Path(folder) if folder and is_first() else None  # in the process that writes
     log = metric_log(recipe, own_folder, record, checkpoint)
@@ -273,7 +298,9 @@ def assemble(
     return Loop(run, recipe, team, view, reader, clock, rates, Signals(), best), start
 
 
-def metric_log(recipe, folder, record, checkpoint):
+def metric_log(
+    recipe: Recipe, folder: Path | None, record: dict[str, Any], checkpoint: Checkpoint | None
+) -> MetricLog:
     """The MetricLog of a run, with its trackers."""
     options, publish = recipe.logging, None
     if folder:
@@ -285,7 +312,7 @@ def metric_log(recipe, folder, record, checkpoint):
     return MetricLog(folder, options, publish, keep_going=keep_going)
 
 
-def check_run(recipe, folder, resume):
+def check_run(recipe: Recipe, folder: Path | None, resume: object) -> None:
     """Refuse options of `fit` that contradict each other, and a format that cannot be written."""
     check_format(recipe.checkpoint.format)
     if resume not in (False, True, "override"):
@@ -303,25 +330,25 @@ def check_run(recipe, folder, resume):
 
 
 def recipe_of(
-    model,
+    model: Model,
     *,
-    optimizer,
-    loss=cross_entropy,
-    metrics=None,
-    schedule=None,
-    preprocess=(),
-    augment=(),
-    objective=supervised,
-    update=gradient_update,
-    callbacks=(),
-    seed=0,
-    log=EVERY_50_STEPS,
-    checkpoint=SAVES_EVERY_EPOCH,
-    rates=None,
-    mesh=ALL_DEVICES,
-    sharding=None,
-    ignored=None,
-    **options,
+    optimizer: Any,
+    loss: LossFunction | None = cross_entropy,
+    metrics: Sequence[Any] | Mapping[str, Any] | None = None,
+    schedule: Schedule | None = None,
+    preprocess: Sequence[Callable] = (),
+    augment: Sequence[Callable] = (),
+    objective: Callable = supervised,
+    update: Callable[..., Update] = gradient_update,
+    callbacks: Sequence[Any] = (),
+    seed: int = 0,
+    log: LoggingOptions | dict = EVERY_50_STEPS,
+    checkpoint: CheckpointOptions | dict = SAVES_EVERY_EPOCH,
+    rates: Mapping[str, Any] | None = None,
+    mesh: MeshOptions | dict = ALL_DEVICES,
+    sharding: Any = None,
+    ignored: int | None = None,
+    **options: Any,
 ) -> Recipe:
     """The Recipe of a model, from the arguments of `fit` that change what is computed. `ignored` is
     the label that loss and metrics do not count, unless they have their own `ignore_label`."""
@@ -371,7 +398,7 @@ def recipe_of(
 # Options.
 
 
-def default_metrics(loss, objective):
+def default_metrics(loss: LossFunction | None, objective: Callable) -> list[Callable[..., Metric]]:
     """Accuracy for what classifies, over the labels that count."""
     classifies = getattr(loss, "func", loss) is cross_entropy
     if not classifies or getattr(objective, "func", objective) not in (supervised, mixup, cutmix):
@@ -380,7 +407,7 @@ def default_metrics(loss, objective):
     return [accuracy if ignored is None else partial(accuracy, ignore_label=ignored)]
 
 
-def ignoring(label, function):
+def ignoring(label: int | None, function: Any) -> Any:
     """A loss or a metric that does not count a label, if it can and has no other `ignore_label`."""
     if label is None or not callable(function):
         return function
@@ -389,7 +416,7 @@ def ignoring(label, function):
     return partial(function, ignore_label=label) if can and not is_given else function
 
 
-def options_from(options, given, name=""):
+def options_from(options: type, given: object, name: str = "") -> Any:
     """Options from a dict of their fields, or the UserError that says what is wrong; without a
     name, of the arguments of `fit` those that are among them."""
     if isinstance(given, options):
@@ -409,7 +436,7 @@ def options_from(options, given, name=""):
         return UserError("\n".join(lines))
 
 
-def check_known(given, known):
+def check_known(given: Iterable[str], known: Collection[str]) -> None:
     """Refuse arguments of other names, as Python does, with the most similar name."""
     if unknown := [name for name in given if name not in known]:
         hint = did_you_mean(unknown[0], known)
@@ -417,7 +444,7 @@ def check_known(given, known):
         raise TypeError(f"fit() got an unexpected keyword argument {unknown[0]!r}{end}")
 
 
-def own_record(recipe, sets, config=None):
+def own_record(recipe: Recipe, sets: Sets, config: dict[str, Any] | None = None) -> dict[str, Any]:
     """The record of a run of `fit`: its options, the user's `config`, and what preprocesses its
     inputs. Other functions are not compared when a run is resumed, so a collate_fn is left out."""
     if config is not None and not isinstance(config, dict):
@@ -425,21 +452,20 @@ def own_record(recipe, sets, config=None):
         raise UserError(f"config: must be a dict, got {type(config).__name__}; {fix}")
     loader = vars(recipe.loader) | {"collate_fn": None, "eval_collate_fn": None}
     own = {"seed": recipe.seed, "loader": loader, "training": vars(recipe.training)}
-    for key in own.keys() & (config or {}).keys():
+    config = config or {}
+    for key in own.keys() & config.keys():
         if config[key] != own[key]:
             fix = f"pass the same as fit({key}=...)" if key == "seed" else "choose another key"
             raise UserError(f"config: {key!r} is the run's own, {own[key]!r}; {fix}")
     named = class_names(sets["train"]), tokenizer_json(sets["train"])
-    record = run_folder.record(
-        own | (config or {}), {}, sets, recipe.objective.fingerprints, *named
-    )
+    record = run_folder.record(own | config, {}, sets, recipe.objective.fingerprints, *named)
     return record | {"written_by": "fit", "preprocess": described(recipe.preprocess)}
 
 
 # The parts.
 
 
-def check_part(kind, value):
+def check_part(kind: str, value: Any) -> None:
     """Refuse an argument that is not a part of this kind: a name, as a config has it, a function
     that has yet to be called, or anything else."""
     check_named(kind, value)
@@ -462,7 +488,7 @@ def check_part(kind, value):
         raise UserError(f"{kind}: {value!r} is not a function; pass the function itself")
 
 
-def check_schedule(schedule):
+def check_schedule(schedule: Schedule) -> None:
     """Refuse an argument that is not a function from the step to a number."""
     check_part("schedule", schedule)
     try:
@@ -480,7 +506,7 @@ def check_schedule(schedule):
         raise UserError(f"schedule: returns {first:g} for the first step; {why}")
 
 
-def check_list(kind, values):
+def check_list(kind: str, values: Any) -> None:
     """Refuse an argument that is not a list of parts."""
     if isinstance(values, str | dict) or not np.iterable(values) or isinstance(values, type):
         check_named(kind, values)
@@ -490,7 +516,7 @@ def check_list(kind, values):
         check_part(kind, value)
 
 
-def check_named(kind, value):
+def check_named(kind: str, value: Any) -> None:
     """Refuse the name of a part, which is how a config refers to it."""
     name = value.get("name") if isinstance(value, dict) else value
     if not isinstance(name, str):
@@ -508,19 +534,19 @@ def check_named(kind, value):
     )
 
 
-def call_of(function):
+def call_of(function: Callable) -> str:
     """The text of a call with the arguments that have no default."""
     return f"{function.__name__}({', '.join(required(function))})"
 
 
-def required(function):
+def required(function: Callable) -> list[str]:
     """The names of the arguments that have no default."""
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = parameters_of(function).values()
     return [p.name for p in parameters if p.default is p.empty and p.kind not in variadic]
 
 
-def uncalled(kind, factory):
+def uncalled(kind: str, factory: Callable) -> str:
     """The message about a function that was passed instead of its result."""
     name = factory.__name__
     return f"{kind}: {name} is a function that makes one; call it: {call_of(factory)}"

@@ -5,10 +5,13 @@ the kind.
 """
 
 import importlib
+import importlib.util
 import inspect
 import pkgutil
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
-from typing import NamedTuple
+from types import FunctionType
+from typing import Any, NamedTuple, TypeGuard
 
 from utils import PACKAGE, UserError, where_and_why
 
@@ -162,19 +165,19 @@ PLURAL = ("metrics", "callbacks", "trackers")  # kinds whose name is a plural
 
 
 @cache
-def marker(kind):
+def marker(kind: str) -> Any:
     """The annotation object of a kind."""
     module, name = KINDS[kind].marker.split(":")
     return getattr(importlib.import_module(PACKAGE + module), name)
 
 
-def kind_of(annotation):
+def kind_of(annotation: object) -> str | None:
     """The kind whose return annotation this is, or None."""
     return next((kind for kind in KINDS if marker(kind) is annotation), None)
 
 
 @cache
-def find(kind):
+def find(kind: str) -> tuple[dict[str, Callable], dict[str, str]]:
     """({name: function}, {module: import error}) of a kind; a broken module hides its own parts."""
     functions, broken = {}, {}
     for module_name in modules(KINDS[kind].homes):
@@ -193,37 +196,39 @@ def find(kind):
     return functions, broken
 
 
-def modules(homes):
+def modules(homes: Iterable[str]) -> Iterator[str]:
     """The names of all modules in the homes of a kind."""
     for home in [PACKAGE + home for home in homes]:
-        folders = importlib.util.find_spec(home).submodule_search_locations
+        spec = importlib.util.find_spec(home)
+        assert spec is not None
+        folders = spec.submodule_search_locations
         if folders is None:
             yield home
         else:
             yield from (f"{home}.{m.name}" for m in pkgutil.iter_modules(folders) if not m.ispkg)
 
 
-def is_part(function, name, module_name, kind):
+def is_part(function: object, name: str, module_name: str, kind: str) -> TypeGuard[FunctionType]:
     """Whether this is a public function of the module that is annotated to return the kind."""
     if not inspect.isfunction(function) or function.__module__ != module_name:
         return False
     return not name.startswith("_") and makes(function, kind)
 
 
-def makes(function, kind):
+def makes(function: object, kind: str) -> bool:
     """Whether a function is annotated to return the kind."""
     returned = getattr(function, "__annotations__", {}).get("return")
     return returned is marker(kind) or returned == marker(kind).__name__
 
 
-def is_a(made, kind):
+def is_a(made: object, kind: str) -> bool:
     """Whether the result of a factory has what its kind requires."""
     if made is None or isinstance(made, type):
         return False
     return not lacking(kind, set(dir(made)))
 
 
-def lacking(kind, present):
+def lacking(kind: str, present: Collection[str]) -> str:
     """The words for what a part of a kind with these attributes lacks; "" if nothing."""
     wanted, some = KINDS[kind].attributes, KINDS[kind].some
     missing = [name for name in wanted if name not in present]
@@ -233,7 +238,7 @@ def lacking(kind, present):
     return " and ".join(missing) if missing or has_some else " or ".join(some)
 
 
-def requirement(kind):
+def requirement(kind: str) -> str:
     """The words that say what a part of a kind must be, and where an example is."""
     article = "an" if kind[0] in "aeiou" else "a"
     subject = f"an entry of {kind}" if kind in PLURAL else f"{article} {kind}"
@@ -241,7 +246,7 @@ def requirement(kind):
     return f"{subject} must be {KINDS[kind].form}; example: docs/{KINDS[kind].example}"
 
 
-def why_not(function, kind):
+def why_not(function: Callable, kind: str) -> str:
     """Why a class, such as one of another library, cannot be a part; "" for a function, or if the
     class alone does not show that."""
     if not inspect.isclass(function):
@@ -261,25 +266,25 @@ def why_not(function, kind):
     return ""
 
 
-def adapter_for(cls):
+def adapter_for(cls: type) -> str | None:
     """The adapter for the library whose module a class extends; None for other classes."""
     names = [f"{base.__module__}." for base in cls.__mro__]
     matches = (a for m, a in ADAPTERS.items() for name in names if name.startswith(f"{m}."))
     return next(matches, None)
 
 
-def annotations_of(cls):
+def annotations_of(cls: type) -> set[str]:
     """The names of the annotated fields of a class and its bases."""
     found = (vars(base).get("__annotations__") for base in cls.__mro__)
     return {name for names in found if isinstance(names, dict) for name in names}
 
 
-def set_by_init(cls):
+def set_by_init(cls: type) -> tuple[str, ...]:
     """The names that the __init__ of a class may set as attributes."""
     return getattr(getattr(cls.__init__, "__code__", None), "co_names", ())
 
 
-def takes_params_and_state(apply):
+def takes_params_and_state(apply: Callable) -> bool:
     """Whether a method takes at least self, params, state and x, by position."""
     try:
         parameters = inspect.signature(apply).parameters.values()

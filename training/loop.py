@@ -2,20 +2,26 @@
 code that advances a run, and only this file changes a Run; observers request changes by what they
 return (training/observers.py)."""
 
+from __future__ import annotations
+
 import logging
 import math
 import time
 from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 
+from training.base import Weights
 from training.observers import (
     NEVER,
     Bad,
+    Every,
+    Point,
     Replies,
     Snapshot,
     every_of,
@@ -30,11 +36,18 @@ from training.observers import (
     steps_left,
 )
 from training.processes import agreed, from_first, is_first, several
-from training.rows import GOOD
-from training.run import examples_of
+from training.rows import GOOD, Row
+from training.run import Clock, Reader, Run, examples_of
 from training.transforms import check_rate
 from training.update import bad_leaf_name
 from utils import RunError, UserError, first_line
+
+if TYPE_CHECKING:
+    from training.checkpoint.keeper import Best
+    from training.devices.signals import Signals
+    from training.engine import Called
+    from training.recipe import Recipe
+    from training.watching.view import View
 
 logger = logging.getLogger("main")
 
@@ -47,12 +60,12 @@ class Chunk(NamedTuple):
 
     steps: int
     position: int  # in the epoch, after these steps
-    calls: list  # the calls of programs, with their rows on the device
-    due: list  # the numbers of the observers that are due after these steps
+    calls: list[Called]
+    due: list[int]  # the numbers of the observers that are due after these steps
     line: bool  # whether a log line ends with these steps
     evaluate: bool  # whether the held-out sets are evaluated after these steps
     ends: bool  # whether the seconds of the run are over
-    sending: tuple  # what the clock measured while they were sent
+    sending: tuple[float, float]  # what the clock measured while they were sent
 
 
 class Boundary(NamedTuple):
@@ -68,8 +81,17 @@ class Loop:
     returns the Best of the run, or None."""
 
     def __init__(
-        self, run, recipe, observers, view, reader, clock, learning_rates, signals, best=None
-    ):
+        self,
+        run: Run,
+        recipe: Recipe,
+        observers: Sequence[Any],
+        view: View,
+        reader: Reader,
+        clock: Clock,
+        learning_rates: Callable[[int], dict[str, float]],
+        signals: Signals,
+        best: Callable[[], Best | None] | None = None,
+    ) -> None:
         self.run, self.trainer, self.recipe, self.observers = run, run.trainer, recipe, observers
         self.view, self.reader, self.clock = view, reader, clock
         self.learning_rates, self.signals, self.best = learning_rates, signals, best
@@ -77,10 +99,12 @@ class Loop:
         self.late = [getattr(each, "late", False) for each in observers]
         self.sees_batches = any(hasattr(each, "on_batch") for each in observers)
         self.in_epochs = recipe.sets_before_end(self.trainer.feeds)  # the sets to evaluate there
-        lines = recipe.logging
-        self.line_every = {"batches": lines.every_steps, "seconds": lines.every_seconds}
-        self.line_every = {key: number for key, number in self.line_every.items() if number}
-        self.eval_every = recipe.training.evaluations()
+        self.line_every: Every = {}
+        if recipe.logging.every_steps:
+            self.line_every["batches"] = recipe.logging.every_steps
+        if recipe.logging.every_seconds:
+            self.line_every["seconds"] = recipe.logging.every_seconds
+        self.eval_every: Every = recipe.training.evaluations()
         self.times = {}  # {what is due by seconds: the time when it was due last}
         self.scales = {}  # {key of an observer: the lr_scale that it returned}
         self.in_flight = deque()  # the Chunks whose rows have not been read yet
@@ -93,7 +117,7 @@ class Loop:
         self.todo = Boundary()  # what is left to do at this step
         self.underway = False  # whether the states on the device belong to the run
 
-    def train(self, start=None):
+    def train(self, start: Point | None = None) -> Run:
         """Train from the first step, or from the Point `start`, until something stops the run."""
         run = self.run
         run.resumed = start is not None
@@ -115,7 +139,7 @@ class Loop:
             if save:
                 self.save(save)
             if not run.open_at:
-                self.end_if_spent(bool(start) and agreed([self.clock.is_spent()])[0])
+                self.end_if_spent(start is not None and self.is_spent())
             ended = False
             while not ended:  # a save finds a state that is not finite, and the run may go back
                 while not run.finished and not run.stopped:
@@ -135,7 +159,7 @@ class Loop:
             run.published = self.close()
         return run
 
-    def epoch(self):
+    def epoch(self) -> None:
         """Train and evaluate one epoch. If something stops it midway, it stays unfinished."""
         run = self.run
         self.clock.start_epoch(self.elapsed)
@@ -163,7 +187,7 @@ class Loop:
 
     # Steps.
 
-    def chunks(self):
+    def chunks(self) -> Iterator[tuple[Chunk, list[Bad]]]:
         """Train the rest of the epoch, and yield each Chunk with what was bad in it. While a chunk
         computes, the previous one is read. Chunks may end anywhere without changing a bit of the
         result."""
@@ -190,7 +214,7 @@ class Loop:
         while self.in_flight:
             yield self.read_chunk(self.in_flight.popleft())
 
-    def next_chunk(self, step, position):
+    def next_chunk(self, step: int, position: int) -> list[int]:
         """[the steps of the next chunk, whether the seconds of the run are over, and for all that
         has an `every` the steps until it is due; 0 if it is due by its seconds], as process 0
         decides, since some of it is due by its clock."""
@@ -202,13 +226,13 @@ class Loop:
                 left[i] = 0
         return agreed([1 if self.sees_batches else count, int(self.clock.is_spent()), *left])
 
-    def every(self):
+    def every(self) -> list[Every | None]:
         """The `every` of each observer, of log lines and of evaluations."""
         return [*map(every_of, self.observers), self.line_every, self.eval_every]
 
-    def is_due_by_time(self, number, every):
+    def is_due_by_time(self, number: int, every: Every | None) -> bool:
         """Whether something is due by seconds, which are then counted from now on."""
-        if "seconds" not in (every or {}):
+        if not every or "seconds" not in every:
             self.times.pop(number, None)
             return False
         now = time.monotonic()
@@ -217,7 +241,7 @@ class Loop:
         self.times[number] = now
         return True
 
-    def due_after(self, steps, left):
+    def due_after(self, steps: int, left: list[int]) -> tuple[list[int], bool, bool]:
         """(the numbers of the observers that are due after a chunk of so many steps, whether a log
         line ends with it, whether the held-out sets are evaluated then)"""
         *is_due, line, evaluate = [each <= steps for each in left]
@@ -228,7 +252,7 @@ class Loop:
         ]
         return due, line, evaluate
 
-    def read_chunk(self, chunk):
+    def read_chunk(self, chunk: Chunk) -> tuple[Chunk, list[Bad]]:
         """Wait for a chunk, and add its rows to what the run has measured. Returns (the chunk, a
         list of Bad)."""
         run, first = self.run, self.run.step
@@ -254,18 +278,18 @@ class Loop:
             run.sums.new_line()
         return chunk, bad
 
-    def bad_steps(self, rows, first):
+    def bad_steps(self, rows: list[Row], first: int) -> list[Bad]:
         """The first Bad of each replica in the rows of a chunk that begins with the step
         `first`."""
-        found, params = [], None
+        found = []
         for replica, own in enumerate(rows):
             for i in np.flatnonzero(own["bad"] != GOOD)[:1].tolist():
-                params = params or self.trainer.replica_states()[0].params
+                params = self.trainer.replica_states()[0].params
                 leaf = bad_leaf_name(params, int(own["bad"][i]))
                 found.append(Bad(first + i, leaf, replica, of_state=False))
         return sorted(found)
 
-    def single_steps(self):
+    def single_steps(self) -> dict[str, np.ndarray]:
         """{name: array} of the values of each step since the last log line; {} if they are not
         kept, or there is none."""
         run, count = self.run, self.run.position - self.run.line_position
@@ -276,7 +300,7 @@ class Loop:
 
     # Boundaries.
 
-    def boundary(self, chunk, bad):
+    def boundary(self, chunk: Chunk, bad: list[Bad]) -> bool:
         """After a chunk, the observers that are due reply, then the held-out sets are evaluated, if
         that is due, then a checkpoint is written. At the end of an epoch, the last two belong to
         `end_of_epoch`. Returns whether the run went back."""
@@ -297,7 +321,7 @@ class Loop:
         self.poll()
         return went_back
 
-    def evaluate_and_save(self):
+    def evaluate_and_save(self) -> bool:
         """Do what is left to do at this step of an epoch. If a signal arrives meanwhile, a resumed
         run does it. Returns whether the run went back."""
         run, (evaluate, save) = self.run, self.todo
@@ -315,7 +339,7 @@ class Loop:
         self.todo, run.open_at = Boundary(), None
         return bool(save) and not self.save(save)
 
-    def end_of_epoch(self):
+    def end_of_epoch(self) -> None:
         """The boundary at the end of an epoch, which is a row of the history."""
         run, every = self.run, self.eval_every
         if run.open_at not in AT_END:
@@ -341,10 +365,10 @@ class Loop:
         replies = self.end_of_evaluation(row | {"end_of_epoch": True})
         save = most_complete(todo.save, replies.save)
         if not save or self.save(save):
-            self.end_if_spent(agreed([self.clock.is_spent()])[0])
+            self.end_if_spent(self.is_spent())
         self.poll()
 
-    def end_of_training(self):
+    def end_of_training(self) -> None:
         """Report the values of the epoch's training, unless that was done before a signal ended the
         run."""
         run, sums = self.run, self.run.sums.epoch
@@ -355,14 +379,16 @@ class Loop:
         if run.open_at != "evaluation":
             self.apply(self.call_observers("on_evaluated", "train", run.metrics))
 
-    def end_of_evaluation(self, row, values=None):
+    def end_of_evaluation(
+        self, row: dict[str, Any], values: dict[str, Any] | None = None
+    ) -> Replies:
         """Report a row of values: those of the run, or `values`. Returns the Replies."""
         self.run.row = row | (values or {})
         replies = self.call_observers("on_row", self.run.row)
         self.apply(replies)
         return replies
 
-    def end_if_spent(self, seconds_are_over=False):
+    def end_if_spent(self, seconds_are_over: bool = False) -> None:
         """End the run if its budget is exhausted."""
         run, options = self.run, self.recipe.training
         if options.max_steps and run.step >= options.max_steps:
@@ -375,7 +401,11 @@ class Loop:
             run.stopped = True
             run.stopped_by = run.budget_exhausted = why
 
-    def poll(self):
+    def is_spent(self) -> bool:
+        """Whether the seconds of the run are over, by the clock of process 0."""
+        return bool(agreed([int(self.clock.is_spent())])[0])
+
+    def poll(self) -> bool:
         """Stop the run if a signal has arrived, and return whether one has."""
         run = self.run
         if not run.signal and (name := self.signals.received()):
@@ -384,7 +414,13 @@ class Loop:
 
     # Evaluations.
 
-    def evaluate(self, names, weights=None, step=None, limited=True):
+    def evaluate(
+        self,
+        names: Sequence[str],
+        weights: list[Weights] | None = None,
+        step: int | None = None,
+        limited: bool = True,
+    ) -> dict[str, Any] | None:
         """{metric: value} of these sets, validation sets first; None if a signal arrived. `weights`
         are others than the current ones, trained for `step` steps."""
         run, trainer = self.run, self.trainer
@@ -404,17 +440,17 @@ class Loop:
             replies = self.call_observers(
                 "on_evaluated", name, named, among=self.due_at_evaluation(limited)
             )
-            run.metrics = run.metrics | replies.values
+            run.metrics = {**run.metrics, **replies.values}
             self.apply(replies)
         self.check_reported(limited)
         return {name: v for name, v in run.metrics.items() if name.partition("_")[0] in names}
 
-    def due_at_evaluation(self, limited=True):
+    def due_at_evaluation(self, limited: bool = True) -> list[int]:
         """The numbers of the observers that see this evaluation: those that are due here, and those
         without an `every`. The last test of a run is for all."""
         run = self.run
 
-        def is_due(observer):
+        def is_due(observer: Any) -> bool:
             every = every_of(observer)
             if every is None or not limited:
                 return True
@@ -424,7 +460,7 @@ class Loop:
 
         return [i for i, each in enumerate(self.observers) if is_due(each)]
 
-    def check_reported(self, limited):
+    def check_reported(self, limited: bool) -> None:
         """Refuse an evaluation without a value that an observer reports, since early stopping, or
         the choice of the best checkpoint, may wait for it."""
         run = self.run
@@ -437,7 +473,7 @@ class Loop:
                         f'{{"values": {{{name!r}: number}}}}'
                     )
 
-    def evaluate_initial_params(self):
+    def evaluate_initial_params(self) -> str | None:
         """Evaluate before the first step, so that curves begin with the initial params. Returns the
         kind of checkpoint that an observer requests, or None."""
         run, save = self.run, None
@@ -448,7 +484,7 @@ class Loop:
             run.metrics, run.evaluated = {}, []
         return save
 
-    def evaluate_unfinished_epoch(self):
+    def evaluate_unfinished_epoch(self) -> None:
         """If a budget or a callback ended the run within an epoch, evaluate its last weights, which
         are saved."""
         run = self.run
@@ -460,12 +496,12 @@ class Loop:
                 row = {"epoch": run.epoch, "step": run.step, "final": "the last weights"}
                 self.end_of_evaluation(row, run.metrics)
 
-    def is_over(self):
+    def is_over(self) -> bool:
         """Whether the run has ended by itself, and not by a signal, after which it continues."""
         run = self.run
         return not run.signal and bool(run.finished or run.budget_exhausted or run.for_good)
 
-    def test(self):
+    def test(self) -> None:
         """Evaluate the test set, if that is to be done at the end, with the best checkpoint, or
         else with the last weights. The run then ends with these weights, and with the values that
         belong to them, as it does if a callback restores the best ones."""
@@ -496,7 +532,9 @@ class Loop:
 
     # Observers.
 
-    def call_observers(self, event, *details, among=None):
+    def call_observers(
+        self, event: str, *details: Any, among: Sequence[int] | None = None
+    ) -> Replies:
         """The Replies to an event of all observers, or of those with these numbers. With several
         processes, they are those of process 0."""
         replies, called = Replies(), False
@@ -511,7 +549,7 @@ class Loop:
             return Replies(**from_first(replies._asdict))
         return replies
 
-    def apply(self, replies):
+    def apply(self, replies: Replies) -> bool:
         """Apply replies, but those that belong to a boundary. Returns whether the run went back."""
         run = self.run
         if replies.back_to:
@@ -529,7 +567,7 @@ class Loop:
             self.trainer.scale_rate(math.prod(self.scales.values()))
         return replies.back_to is not None
 
-    def go_to(self, point):
+    def go_to(self, point: Point) -> None:
         """Continue from a Point."""
         self.in_flight.clear()
         record = point.record
@@ -542,7 +580,7 @@ class Loop:
             self.clock.continue_after(record["seconds"])
             self.scales = dict(record["lr_scales"])
 
-    def snapshot(self):
+    def snapshot(self) -> Snapshot:
         """The run at this moment, between two chunks."""
         run = self.run
         record = run.record(self.clock.elapsed()) | {"seconds": self.clock.spent()}
@@ -551,7 +589,7 @@ class Loop:
         record |= {"todo": list(self.todo), "open": run.open_at}
         return Snapshot(self.trainer.snapshot(), record, run.sums.trees() if run.position else None)
 
-    def save(self, kind):
+    def save(self, kind: str) -> bool:
         """Write a checkpoint of this kind. Returns False if the run went back, since its state is
         not finite."""
         if not self.state_is_finite():
@@ -559,7 +597,7 @@ class Loop:
         self.call_observers("on_save", cache(self.snapshot), kind)
         return True
 
-    def state_is_finite(self):
+    def state_is_finite(self) -> bool:
         """Whether the state can be saved or evaluated. If not, an observer ends the run with an
         error, or the run has gone back to a Point. Steps refuse only a loss or gradients that are
         not finite; an optimizer or running statistics that overflow are found here."""
@@ -568,7 +606,7 @@ class Loop:
             self.call_observers("on_bad", Bad(self.run.step, leaf, 0, of_state=True))
         )
 
-    def close(self):
+    def close(self) -> bool:
         """Close all observers, also if one is interrupted. Return False if one is stuck."""
         results, interruption = [], None
         for each, late in zip(self.observers, self.late, strict=True):
@@ -585,7 +623,7 @@ class Loop:
             raise interruption
         return False not in results
 
-    def log_why_it_ended(self):
+    def log_why_it_ended(self) -> None:
         """Log what ended the run before it had done all that the options allow."""
         run, options = self.run, self.recipe.training
         if run.cut_short:
@@ -599,7 +637,7 @@ class Loop:
                 options.max_steps,
             )
 
-    def rescue(self, error):
+    def rescue(self, error: BaseException) -> None:
         """Save the state before a crash ends the run, if there is something to save. After a
         RunError nothing more can be saved; several processes can save only together."""
         run = self.run
@@ -624,6 +662,6 @@ class Loop:
                 logger.warning("The state could not be saved: %s", first_line(second))
 
 
-def first_rows(rows, count):
+def first_rows(rows: Row, count: int | None) -> Row:
     """The first rows; all of them if the count is None."""
     return jax.tree.map(lambda a: a[:count], rows)

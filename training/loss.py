@@ -8,6 +8,8 @@ target is {"target": ..., "weight": a number for each element}, or some of its l
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Array, Float, Num, PyTree
 
 from training.base import Loss, Weighted
 from utils.forms import Fraction, Positive, checked
@@ -15,7 +17,11 @@ from utils.forms import Fraction, Positive, checked
 
 @checked
 def cross_entropy(
-    logits, label, *, label_smoothing: Fraction = 0.0, ignore_label: int | None = None
+    logits: ArrayLike,
+    label: PyTree,
+    *,
+    label_smoothing: Fraction = 0.0,
+    ignore_label: int | None = None,
 ) -> Loss:
     """-log of the softmax probability of the label, averaged over leading axes.
     The label is a class, or a distribution over the classes. Where it is `ignore_label`, such as
@@ -29,7 +35,9 @@ def cross_entropy(
     return averaged(-jnp.sum(terms, axis=-1), weight)
 
 
-def binary_cross_entropy(logits, label, *, ignore_label: int | None = None) -> Loss:
+def binary_cross_entropy(
+    logits: ArrayLike, label: PyTree, *, ignore_label: int | None = None
+) -> Loss:
     """-log of the sigmoid probability of the label, averaged over the elements. A label is in
     [0, 1]; any other one gives NaN.
     Elements whose label is `ignore_label`, such as -1 for an unknown one, do not count."""
@@ -40,14 +48,14 @@ def binary_cross_entropy(logits, label, *, ignore_label: int | None = None) -> L
     return averaged(z * jax.nn.softplus(-x) + (1 - z) * jax.nn.softplus(x), weight)
 
 
-def mse(output, target) -> Loss:
+def mse(output: ArrayLike, target: PyTree) -> Loss:
     """The mean squared difference."""
     target, weight = target_and_weight(target)
     output, target = same_shape(output, target)
     return averaged(jnp.square(counted(output, weight) - target), weight)
 
 
-def mae(output, target) -> Loss:
+def mae(output: ArrayLike, target: PyTree) -> Loss:
     """The mean absolute difference."""
     target, weight = target_and_weight(target)
     output, target = same_shape(output, target)
@@ -55,7 +63,7 @@ def mae(output, target) -> Loss:
 
 
 @checked
-def huber(output, target, *, delta: Positive = 1.0) -> Loss:
+def huber(output: ArrayLike, target: PyTree, *, delta: Positive = 1.0) -> Loss:
     """Half the squared difference up to `delta`, a line of slope `delta` beyond; averaged."""
     target, weight = target_and_weight(target)
     output, target = same_shape(output, target)
@@ -64,7 +72,9 @@ def huber(output, target, *, delta: Positive = 1.0) -> Loss:
     return averaged(inside**2 / 2 + delta * (difference - inside), weight)
 
 
-def target_and_weight(target, ignore_label=None):
+def target_and_weight(
+    target: PyTree, ignore_label: int | None = None
+) -> tuple[Array, Array | None]:
     """(the target, the weight of its elements, or None if all count alike). An element that does
     not count gets the target 0, so that it cannot make a NaN. A weight below 0 becomes NaN, since
     it could make an accuracy larger than 1."""
@@ -86,7 +96,7 @@ def target_and_weight(target, ignore_label=None):
     return jnp.where(along(weight, target) == 0, 0, target), weight
 
 
-def can_hold(dtype, label):
+def can_hold(dtype: DTypeLike, label: int) -> bool:
     """Whether an array of this dtype can hold a label. A comparison would turn -1 into the last of
     the unsigned numbers."""
     if not jnp.issubdtype(dtype, jnp.integer):
@@ -94,7 +104,9 @@ def can_hold(dtype, label):
     return jnp.iinfo(dtype).min <= label <= jnp.iinfo(dtype).max
 
 
-def label_and_weight(logits, label, ignore_label):
+def label_and_weight(
+    logits: ArrayLike, label: PyTree, ignore_label: int | None
+) -> tuple[Array, Array | None]:
     """`target_and_weight` for labels of classes; only these, not probabilities, can be ignored."""
     shape = jnp.shape(logits)
     if not shape or shape[-1] < 2:
@@ -103,19 +115,19 @@ def label_and_weight(logits, label, ignore_label):
             "logit, use the loss binary_cross_entropy and the metric binary_accuracy)"
         )
     label, weight = target_and_weight(label, ignore_label)
-    if ignore_label is not None and label.shape == logits.shape:
+    if ignore_label is not None and label.shape == shape:
         why = "the target holds probabilities, and only classes can be ignored"
         raise ValueError(f"ignore_label: {why}; give the elements weights")
     return label, weight
 
 
-def counted(output, weight):
+def counted(output: Num[Array, "..."], weight: Array | None) -> Num[Array, "..."]:
     """The output, but 0 where an element has the weight 0. Its output may be NaN or infinite, which
     would make the loss or, if only the loss were masked, the gradient NaN."""
     return output if weight is None else jnp.where(along(weight, output) == 0, 0, output)
 
 
-def averaged(values, weight):
+def averaged(values: Float[Array, "*axes"], weight: Array | None) -> Array | Weighted:
     """The mean of the elements; Weighted if they have weights. A value of weight 0 may be NaN."""
     if weight is None:
         return jnp.mean(values)
@@ -125,7 +137,7 @@ def averaged(values, weight):
     return Weighted(jnp.sum(products) / jnp.where(total == 0, 1, total), total)
 
 
-def along(weight, values):
+def along(weight: Num[Array, "..."], values: Num[Array, "*axes"]) -> Num[Array, "..."]:
     """The weights in a shape that broadcasts with the values, which have more trailing axes."""
     if weight.shape != values.shape[: weight.ndim]:
         shapes = f"the weights have the shape {weight.shape} and the target {values.shape}"
@@ -133,13 +145,15 @@ def along(weight, values):
     return weight.reshape(weight.shape + (1,) * (values.ndim - weight.ndim))
 
 
-def at_least_float32(x):
+def at_least_float32(x: ArrayLike) -> Num[Array, "..."]:
     """The array in its own dtype or in float32, whichever is wider."""
     x = jnp.asarray(x)
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
-def same_shape(output, target):
+def same_shape(
+    output: ArrayLike, target: ArrayLike
+) -> tuple[Float[Array, "*axes"], Float[Array, "*axes"]]:
     """Both as arrays of one float dtype; an output (..., 1) fits a target (...)."""
     output, target = at_least_float32(output), jnp.asarray(target)
     if output.shape == (*target.shape, 1):
@@ -153,7 +167,9 @@ def same_shape(output, target):
     return output, target.astype(output.dtype)
 
 
-def distribution(logits, label):
+def distribution(
+    logits: Float[Array, "*axes classes"], label: Array
+) -> Float[Array, "*axes classes"]:
     """The probability of every class: one-hot for a class, NaN for a class that does not exist."""
     if label.shape == logits.shape:
         return label.astype(logits.dtype)
@@ -168,7 +184,9 @@ def distribution(logits, label):
     return jnp.where(hot.any(axis=-1, keepdims=True), hot, jnp.nan)
 
 
-def one_hot(label, count, dtype=float):
+def one_hot(
+    label: Num[Array, "*axes"], count: int, dtype: DTypeLike = float
+) -> Float[Array, "*axes classes"]:
     """1 for the class of the label, 0 for all others; all 0 if there is no such class."""
     # jax.nn.one_hot numbers the classes in the type of the label: in uint8, class 261 is 5, too.
     narrow = jnp.issubdtype(label.dtype, jnp.integer) and label.dtype.itemsize < 4

@@ -5,15 +5,28 @@ may be ignored, and elements have weights, as in training/loss.py: `accuracy` is
 all tokens of a set that are right. The end of the file decides which metrics a run measures where.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Int, Num, PyTree
 
 from training import loss
-from training.base import Metric, Tracked, Weighted
+from training.base import (
+    Freq,
+    LossFunction,
+    Metric,
+    Metrics,
+    Mode,
+    Phase,
+    Tracked,
+    Weighted,
+    marked,
+)
 from training.loss import (
     along,
     averaged,
@@ -30,7 +43,9 @@ NORMS = ("gradient_norm", "parameter_norm")
 NEEDS = ("learning_rate", *NORMS, "leaf_statistics", "per_step")  # what a callback may need
 
 
-def accuracy(logits, label, *, ignore_label: int | None = None) -> Metric:
+def accuracy(
+    logits: Num[Array | np.ndarray, "..."], label: PyTree, *, ignore_label: int | None = None
+) -> Metric:
     """1 if the label has the largest logit, and no logit is NaN."""
     label, weight = label_and_weight(logits, label, ignore_label)
     best, is_number = likeliest(logits)
@@ -38,7 +53,13 @@ def accuracy(logits, label, *, ignore_label: int | None = None) -> Metric:
     return averaged(hits.astype(jnp.float32), weight)
 
 
-def top_k_accuracy(logits, label, *, k: Count = 5, ignore_label: int | None = None) -> Metric:
+def top_k_accuracy(
+    logits: Num[Array | np.ndarray, "..."],
+    label: PyTree,
+    *,
+    k: Count = 5,
+    ignore_label: int | None = None,
+) -> Metric:
     """1 if the logit of the label is among the `k` largest, and no logit is NaN."""
     if not 1 <= k <= logits.shape[-1]:
         largest = f"the {logits.shape[-1]} classes"
@@ -49,7 +70,7 @@ def top_k_accuracy(logits, label, *, k: Count = 5, ignore_label: int | None = No
     return averaged(hits.astype(jnp.float32), weight)
 
 
-def binary_accuracy(logits, label, *, ignore_label: int | None = None) -> Metric:
+def binary_accuracy(logits: ArrayLike, label: PyTree, *, ignore_label: int | None = None) -> Metric:
     """The share of the labels, each 0 or 1, that are predicted correctly; a logit above 0 predicts
     1. For one or several labels per example, as with the loss `binary_cross_entropy`."""
     label, weight = target_and_weight(label, ignore_label)
@@ -58,30 +79,32 @@ def binary_accuracy(logits, label, *, ignore_label: int | None = None) -> Metric
     return averaged(hits.astype(jnp.float32), weight)
 
 
-def rmse(output, target) -> Metric:
+@marked(finish=jnp.sqrt)
+def rmse(output: Array, target: PyTree) -> Metric:
     """The root of the mean squared difference."""
     return loss.mse(output, target)
 
 
-rmse.finish = jnp.sqrt
-
-
-def mae(output, target) -> Metric:
+def mae(output: Array, target: PyTree) -> Metric:
     """The mean absolute difference."""
     return loss.mae(output, target)
 
 
-def perplexity(logits, label, *, ignore_label: int | None = None) -> Metric:
+@marked(finish=jnp.exp)
+def perplexity(
+    logits: Num[Array | np.ndarray, "..."], label: PyTree, *, ignore_label: int | None = None
+) -> Metric:
     """exp of the mean cross entropy: how many equally likely classes would be as hard to guess."""
     return loss.cross_entropy(logits, label, ignore_label=ignore_label)
 
 
-perplexity.finish = jnp.exp
-
-
 @checked
 def bits_per_byte(
-    logits, label, *, bytes_per_token: Positive, ignore_label: int | None = None
+    logits: Num[Array | np.ndarray, "..."],
+    label: PyTree,
+    *,
+    bytes_per_token: Positive,
+    ignore_label: int | None = None,
 ) -> Metric:
     """The mean cross entropy in bits, for each byte of the text instead of each token, so that
     models with different tokenizers can be compared."""
@@ -89,10 +112,21 @@ def bits_per_byte(
     scale = 1 / (jnp.log(2) * bytes_per_token)
     if isinstance(loss_of_token, Weighted):
         return loss_of_token._replace(value=scale * loss_of_token.value)
-    return scale * loss_of_token
+    return jax.tree.map(lambda value: scale * value, loss_of_token)
 
 
-def f1(logits, label, *, ignore_label: int | None = None) -> Metric:
+def f1_finish(means: dict[str, Array]) -> Array:
+    """2 tp / (2 tp + fp + fn), averaged over the classes that occur."""
+    weight = 2 * means["tp"] + means["fp"] + means["fn"]
+    occurs = weight != 0  # NaN stays NaN
+    scores = 2 * means["tp"] / jnp.where(occurs, weight, 1)
+    return jnp.sum(scores, axis=-1) / jnp.maximum(jnp.sum(occurs, axis=-1), 1)
+
+
+@marked(finish=f1_finish)
+def f1(
+    logits: Num[Array | np.ndarray, "..."], label: PyTree, *, ignore_label: int | None = None
+) -> Metric:
     """The harmonic mean of precision and recall, averaged over the classes that occur. Logits with
     a NaN predict no class."""
     count = logits.shape[-1]
@@ -108,24 +142,15 @@ def f1(logits, label, *, ignore_label: int | None = None) -> Metric:
     return {"tp": tp, "fp": jnp.sum(predicted, axis=0) - tp, "fn": fn}
 
 
-def f1_finish(means):
-    """2 tp / (2 tp + fp + fn), averaged over the classes that occur."""
-    weight = 2 * means["tp"] + means["fp"] + means["fn"]
-    occurs = weight != 0  # NaN stays NaN
-    scores = 2 * means["tp"] / jnp.where(occurs, weight, 1)
-    return jnp.sum(scores, axis=-1) / jnp.maximum(jnp.sum(occurs, axis=-1), 1)
-
-
-f1.finish = f1_finish
-
-
-def likeliest(logits):
+def likeliest(
+    logits: Num[Array | np.ndarray, "*axes classes"],
+) -> tuple[Int[Array, "*axes"], Bool[Array, "*axes"]]:
     """(the class with the largest logit, whether no logit is NaN)"""
     best = jnp.argmax(logits, axis=-1)  # the index of the first NaN, if there is one
     return best, ~jnp.isnan(jnp.take_along_axis(logits, best[..., None], axis=-1)[..., 0])
 
 
-def classes(logits, label):
+def classes(logits: Num[Array | np.ndarray, "..."], label: ArrayLike) -> Array:
     """The label as a class: itself, or the most likely class of a distribution."""
     label = jnp.asarray(label)
     if label.shape == logits.shape:
@@ -139,12 +164,14 @@ def classes(logits, label):
 class MetricPlan(NamedTuple):
     """What a run measures besides its loss."""
 
-    rules: Mapping = MappingProxyType({})  # {label: Tracked}; all others are a MEAN in every line
-    hidden: frozenset = frozenset()  # labels that are measured for callbacks alone
-    needs: frozenset = frozenset()  # which of NEEDS are measured
+    rules: Mapping[str, Tracked] = MappingProxyType(
+        {}
+    )  # {label: Tracked}; all others are a MEAN in every line
+    hidden: frozenset[str] = frozenset()  # labels that are measured for callbacks alone
+    needs: frozenset[str] = frozenset()  # which of NEEDS are measured
     per_step: bool = False  # whether the values of single steps are reported
 
-    def modes(self, labels, phase, freq):
+    def modes(self, labels: Iterable[str], phase: Phase, freq: Freq) -> dict[str, Mode]:
         """{label: mode} of what is measured in a phase, for log lines of a freq."""
         rules = {label: self.rules.get(label, Tracked(None)) for label in labels}
         return {
@@ -155,7 +182,7 @@ class MetricPlan(NamedTuple):
             and (freq == "EPOCH" or not self.aside(label))
         }
 
-    def check(self, returned):
+    def check(self, returned: Iterable[str]) -> None:
         """Refuse a rule for what the objective does not return for each example."""
         for label in self.rules.keys() - {*returned}:
             others = ", ".join(sorted({*returned} - {"loss"})) or "none"
@@ -167,29 +194,30 @@ class MetricPlan(NamedTuple):
                 f"(it returns: {others})"
             )
 
-    def aside(self, label):
+    def aside(self, label: str) -> bool:
         """Whether a label is for callbacks alone, and never logged."""
         mode = self.rules[label].mode if label in self.rules else None
         return label in self.hidden or mode == "CONCAT"
 
     @property
-    def norms(self):
+    def norms(self) -> list[str]:
         """The names of the norms of a step; with `_leaves`, it has one per leaf."""
         leaves = [f"{name}_leaves" for name in NORMS] if "leaf_statistics" in self.needs else []
         return [*(name for name in NORMS if name in self.needs), *leaves]
 
 
-def covers(phase, other):
+def covers(phase: Phase, other: Phase) -> bool:
     """Whether a metric for `phase` is measured in the phase `other`, one of TRAIN, VAL, TEST."""
     return phase in ("ANY", other) or (phase == "EVAL" and other != "TRAIN")
 
 
-def phase_of(set_name):
+def phase_of(set_name: str) -> Phase:
     """The phase of a set: any set that is neither `train` nor `test` is for validation."""
-    return {"train": "TRAIN", "test": "TEST"}.get(set_name, "VAL")
+    phases: dict[str, Phase] = {"train": "TRAIN", "test": "TEST"}
+    return phases.get(set_name, "VAL")
 
 
-def check_ignored(loss, metrics):
+def check_ignored(loss: LossFunction | None, metrics: Metrics) -> None:
     """Refuse metrics that count what the loss ignores, unless their `ignore_label` is given."""
     ignored = getattr(loss, "keywords", {}).get("ignore_label")
     for label, metric in metrics.items() if ignored is not None else ():
@@ -201,7 +229,7 @@ def check_ignored(loss, metrics):
             )
 
 
-def check_binary(loss, metrics):
+def check_binary(loss: LossFunction | None, metrics: Metrics) -> None:
     """Refuse metrics of one class per example with the loss for labels that are independent."""
     if getattr(loss, "func", loss) is not binary_cross_entropy:
         return

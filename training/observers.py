@@ -62,24 +62,34 @@ check           (model, data): may raise a UserError before the run has a folder
 restore_best    True: a run that has ended returns the weights and the values of its best checkpoint
 """
 
+from __future__ import annotations
+
 import inspect
 import json
 import logging
 import re
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jax.tree_util import tree_structure
 
 from data_loader.nest import map_nest
-from training.base import Tracked
+from training.base import Tracked, TrainState
 from training.metrics import NEEDS
+from training.options import Every
 from utils import RunError, UserError, cut, relative_path
 from utils.files import is_alike
-from utils.forms import Count, Misfit, Positive, form
+from utils.forms import Misfit, form
+
+if TYPE_CHECKING:
+    from training.checkpoint.storage import Checkpoint
+    from training.recipe import Recipe
+    from training.rows import TrainingSums
+    from training.watching.view import View
 
 logger = logging.getLogger("main")
 
@@ -108,16 +118,6 @@ REPLIES = dict.fromkeys(("stop", "pause", "lr_scale"), REPLYING) | {
 LARGEST = 3.4e38  # about the largest number of float32
 
 
-class Every(TypedDict, total=False):
-    """When something happens."""
-
-    steps: Count  # after every n-th step
-    epochs: Count  # after every n-th epoch
-    batches: Count  # after every n-th batch of an epoch
-    seconds: Positive  # after the first chunk that ends so much later than the last time
-    at: Count  # after this step
-
-
 EVERY_EPOCH: Every = {"epochs": 1}
 
 
@@ -133,38 +133,41 @@ class Bad(NamedTuple):
 class Snapshot(NamedTuple):
     """A run at one moment, as a checkpoint holds it."""
 
-    states: list  # a copied TrainState for each replica
-    record: dict  # step, epoch, position and what else the loop and the observers remember
-    sums: list | None = None  # what each replica measured so far of an epoch in progress
+    states: list[TrainState]  # a copy for each replica
+    record: dict[
+        str, Any
+    ]  # step, epoch, position and what else the loop and the observers remember
+    sums: list[dict[str, Any]] | None = (
+        None  # what each replica measured so far of an epoch in progress
+    )
 
 
 class Point(NamedTuple):
     """A moment of a run to continue from."""
 
-    states: list  # a TrainState for each replica
-    record: dict  # as in a Snapshot
-    history: list  # one row per completed epoch
-    checkpoint: Any = None  # the checkpoint that it comes from
+    states: list[TrainState]  # one for each replica
+    record: dict[str, Any]  # as in a Snapshot
+    history: list[dict[str, Any]]  # one row per completed epoch
+    checkpoint: Checkpoint | None = None  # the checkpoint that it comes from
     before_first_row: bool = False  # whether the initial params have yet to be evaluated
-    sums: Any = None  # the TrainingSums of an epoch in progress; None: those of the run
+    sums: TrainingSums | None = None  # of an epoch in progress; None: those of the run
 
 
 # When an observer is called.
 
 
-def name_of(observer):
+def name_of(observer: Any) -> str:
     """The name of an observer in messages."""
     return type(observer).__name__
 
 
-def every_of(observer):
+def every_of(observer: Any) -> Every | None:
     return getattr(observer, "every", None)
 
 
-def steps_left(every, step, position):
+def steps_left(every: Every | None, step: int, position: int) -> int:
     """The steps until this is due by the number of steps alone."""
-    every = every or {}
-    left = [NEVER]
+    every, left = every or {}, [NEVER]
     if "steps" in every:
         left.append(every["steps"] - step % every["steps"])
     if "batches" in every:
@@ -174,15 +177,15 @@ def steps_left(every, step, position):
     return min(left)
 
 
-def is_due_at_end(every, epoch):
+def is_due_at_end(every: Every | None, epoch: int) -> bool:
     """Whether this is due at the end of an epoch."""
-    return "epochs" in (every or {}) and epoch % every["epochs"] == 0
+    return bool(every) and "epochs" in every and epoch % every["epochs"] == 0
 
 
 # Replies.
 
 
-def most_complete(*kinds):
+def most_complete(*kinds: str | None) -> str | None:
     """The kind of a checkpoint that satisfies all of these requests, some of which may be None."""
     return max([kind for kind in kinds if kind], key=SAVES.index, default=None)
 
@@ -190,15 +193,15 @@ def most_complete(*kinds):
 class Replies(NamedTuple):
     """What the observers replied to one event."""
 
-    back_to: Any = None
+    back_to: Point | None = None
     stop: str | None = None
     pause: str | None = None
     evaluate: bool = False
     save: str | None = None
-    values: Mapping = MappingProxyType({})
-    lr_scales: Mapping = MappingProxyType({})  # {key of the observer: its factor}
+    values: Mapping[str, int | float] = MappingProxyType({})
+    lr_scales: Mapping[str, float] = MappingProxyType({})  # {key of the observer: its factor}
 
-    def with_reply(self, key, reply):
+    def with_reply(self, key: str, reply: dict[str, Any]) -> Replies:
         """These replies and the one of the observer with this key."""
         stop = reply.get("stop")
         scale = {key: float(reply["lr_scale"])} if "lr_scale" in reply else {}
@@ -213,7 +216,7 @@ class Replies(NamedTuple):
         )
 
 
-def reply_of(observer, event, run, *details):
+def reply_of(observer: Any, event: str, run: View, *details: Any) -> dict[str, Any]:
     """Call a method of an observer, and return its reply as a dict. If the method fails, the error
     names it, the line and when."""
     function = getattr(observer, event)
@@ -238,7 +241,7 @@ class CallbackFailed(Exception):
     """An observer raised something that is neither a UserError nor a RunError."""
 
 
-def checked_reply(observer, event, reply):
+def checked_reply(observer: Any, event: str, reply: object) -> dict[str, Any]:
     """A reply as a dict; raise if it is not valid."""
     where = f"callbacks: {name_of(observer)}.{event}"
     if reply is None:
@@ -263,14 +266,14 @@ def checked_reply(observer, event, reply):
     reply = reply | {"save": "last" if reply.get("save") is True else reply.get("save") or None}
     if "values" in reply:
         reply = reply | {"values": checked_values(where, reply["values"])}
-    scale = reply.get("lr_scale", 1.0)
+    scale: Any = reply.get("lr_scale", 1.0)
     with suppress(TypeError, ValueError):
         if 0 <= scale <= LARGEST:
             return reply
     raise UserError(f"{where} returned lr_scale={scale!r}; it must be from 0 to {LARGEST:.1e}")
 
 
-def checked_values(where, values):
+def checked_values(where: str, values: object) -> dict[str, int | float]:
     """{name: number} that a method returned."""
     if isinstance(values, dict) and all(re.match(r"[a-z0-9-]+_", str(name)) for name in values):
         numbers = {name: as_number(value) for name, value in values.items()}
@@ -282,13 +285,13 @@ def checked_values(where, values):
 # What observers remember.
 
 
-def as_number(value):
+def as_number(value: Any) -> Any:
     """A number of NumPy or JAX, or an array that is one number, as a number of Python; anything
     else unchanged."""
     return value.item() if getattr(value, "shape", None) == () else value
 
 
-def keys_of(observers):
+def keys_of(observers: Sequence[Any]) -> list[str]:
     """A name for each observer, by which a checkpoint knows it: its type, numbered from the second
     one of a type on."""
     keys = []
@@ -299,12 +302,12 @@ def keys_of(observers):
     return keys
 
 
-def is_of_type(key, name):
+def is_of_type(key: str, name: str) -> bool:
     """Whether a key is that of an observer whose type has this name."""
     return key.split(" ")[0] == name
 
 
-def memories(observers):
+def memories(observers: Sequence[Any]) -> dict[str, Any]:
     """{key: what an observer remembers}, as plain JSON."""
     found = {}
     for key, observer in zip(keys_of(observers), observers, strict=True):
@@ -324,7 +327,7 @@ def memories(observers):
     return found
 
 
-def remember(observers, stored, path=None):
+def remember(observers: Sequence[Any], stored: Mapping[str, Any], path: Path | None = None) -> None:
     """Give each observer its memory from a checkpoint back; one at a `path` may be of another
     program, so its form is checked."""
     remembering = [hasattr(observer, "memory") for observer in observers]
@@ -349,7 +352,7 @@ def remember(observers, stored, path=None):
 # Checks before a run.
 
 
-def check_observers(observers):
+def check_observers(observers: Sequence[Any]) -> None:
     """Refuse what is no observer: a method that would never be called, an `every` that is never
     due, a need that is never measured."""
     if not isinstance(observers, list | tuple):
@@ -389,7 +392,7 @@ def check_observers(observers):
                 raise UserError(f"{where} must be tracked(function, ...) of training.base")
 
 
-def check_method(place, observer, event):
+def check_method(place: str, observer: Any, event: str) -> None:
     """Refuse a method that is never called, or that does not take its arguments."""
     if event not in EVENTS:
         known = ", ".join(EVENTS)
@@ -402,7 +405,7 @@ def check_method(place, observer, event):
             raise UserError(f"{place}.{event} must take its arguments: {form}") from error
 
 
-def check_reports(place, observer):
+def check_reports(place: str, observer: Any) -> None:
     """Refuse names of values that an observer cannot return."""
     names = getattr(observer, "reports", ())
     if callable(names):
@@ -415,14 +418,14 @@ def check_reports(place, observer):
         raise UserError(f"{place} reports {names[0]!r}, and has no on_evaluated to return it")
 
 
-def reported_by(observer, sets):
+def reported_by(observer: Any, sets: Sequence[str]) -> list[str]:
     """The names of the values that an observer reports about these held-out sets."""
-    names = getattr(observer, "reports", ())
+    names: Any = getattr(observer, "reports", ())
     names = names(sets) if callable(names) else names
     return [name for name in names if name.split("_")[0] in sets]
 
 
-def check_callbacks(recipe, data):
+def check_callbacks(recipe: Recipe, data: Any) -> None:
     """Let callbacks refuse a model, or a Data or dataset, before the run has a folder."""
     for callback in recipe.callbacks:
         if hasattr(callback, "check"):

@@ -1,11 +1,13 @@
 """Optimizers: init(params) -> state, update(grads, state, params) -> (updates to add, state)."""
 
 import re
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PyTree
 
-from training.base import Optimizer
+from training.base import Number, Optimizer
 from training.transforms import (
     NO_DECAY,
     add_decay,
@@ -21,22 +23,22 @@ from utils.forms import Fraction, NonNegative, Positive, checked, regex
 BY_ADAMW = r".*(embed|head).*|(.*/)?(tokens|positions|label)/weight"
 
 
-def zeros(params):
+def zeros(params: PyTree) -> PyTree:
     """A tree of zeros, with a separate buffer for every leaf."""
     return jax.tree.map(jnp.zeros_like, params)
 
 
-def squares(tree):
+def squares(tree: PyTree) -> PyTree:
     """Every leaf squared."""
     return jax.tree.map(jnp.square, tree)
 
 
-def moving_average(decay, old, new):
+def moving_average(decay: Number, old: PyTree, new: PyTree) -> PyTree:
     """decay * old + (1 - decay) * new."""
     return jax.tree.map(lambda o, n: decay * o + (1 - decay) * n, old, new)
 
 
-def unbiased(decay, step, mean):
+def unbiased(decay: Number, step: Int[Array, ""], mean: PyTree) -> PyTree:
     """Correct the bias of a moving average that started at zero, after `step` steps."""
     correction = 1 / (1 - decay**step)  # one division, instead of one per element of the tree
     return jax.tree.map(lambda m: m * correction.astype(m.dtype), mean)
@@ -48,10 +50,10 @@ def sgd(lr: Positive, momentum: Fraction = 0.0, nesterov: bool = False) -> Optim
     if nesterov and momentum == 0:
         raise ValueError("nesterov: needs momentum, which is 0; set momentum, for example to 0.9")
 
-    def decaying_sum(old, grads):
+    def decaying_sum(old: PyTree, grads: PyTree) -> PyTree:
         return jax.tree.map(lambda m, g: momentum * m + g, old, grads)
 
-    def update(grads, state, params=None):
+    def update(grads: PyTree, state: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
         m = decaying_sum(state["m"], grads)
         return scale(-lr, decaying_sum(m, grads) if nesterov else m), {"m": m}
 
@@ -65,10 +67,10 @@ def adagrad(lr: Positive = 0.01, initial: NonNegative = 0.1, eps: Positive = 1e-
     """AdaGrad (Duchi et al., 2011): gradients divided by the root of the sum of all their squares.
     The sum starts at `initial`."""
 
-    def init(params):
+    def init(params: PyTree) -> PyTree:
         return {"sum": jax.tree.map(lambda p: jnp.full_like(p, initial), params)}
 
-    def update(grads, state, params=None):
+    def update(grads: PyTree, state: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
         total = jax.tree.map(jnp.add, state["sum"], squares(grads))
         return jax.tree.map(lambda g, s: -lr * g / jnp.sqrt(s + eps), grads, total), {"sum": total}
 
@@ -82,7 +84,7 @@ def rmsprop(
     """RMSProp (Hinton, 2012): SGD on gradients divided by the root of their recent mean square."""
     descent = sgd(lr, momentum)
 
-    def update(grads, state, params=None):
+    def update(grads: PyTree, state: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
         v = moving_average(decay, state["v"], squares(grads))
         direction = jax.tree.map(lambda g, v: g / (jnp.sqrt(v) + eps), grads, v)
         updates, sgd_state = descent.update(direction, state["sgd"])
@@ -93,12 +95,14 @@ def rmsprop(
     )
 
 
-def adam_init(params):
+def adam_init(params: PyTree) -> dict[str, PyTree]:
     """Zero moments at step 0."""
     return {"step": jnp.zeros((), jnp.int32), "m": zeros(params), "v": zeros(params)}
 
 
-def adam_direction(grads, state, b1, b2, eps, nesterov=False):
+def adam_direction(
+    grads: PyTree, state: PyTree, b1: Number, b2: Number, eps: Number, nesterov: bool = False
+) -> tuple[PyTree, dict[str, PyTree]]:
     """Adam's direction: the mean gradient divided by the root of the mean square, and the state.
     With `nesterov`, the mean is that after one more step with the same gradient (Dozat, 2016)."""
     step = state["step"] + 1
@@ -121,7 +125,7 @@ def adam(
 ) -> Optimizer:
     """Adam (Kingma and Ba, 2015); with `nesterov`, NAdam."""
 
-    def update(grads, state, params=None):
+    def update(grads: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
         direction, state = adam_direction(grads, state, b1, b2, eps, nesterov)
         return scale(-lr, direction), state
 
@@ -143,7 +147,7 @@ def adamw(
     Params decay whose name the regex `include` matches and `exclude` does not."""
     regex(exclude=exclude, include=include)
 
-    def update(grads, state, params):
+    def update(grads: PyTree, state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
         direction, state = adam_direction(grads, state, b1, b2, eps, nesterov)
         return scale(-lr, add_decay(direction, params, weight_decay, exclude, include)), state
 
@@ -166,12 +170,14 @@ def lamb(
     does not."""
     unscaled = adamw(1.0, b1, b2, eps, weight_decay, exclude, include)
 
-    def with_norm_of(param, change):
+    def with_norm_of(
+        param: Float[Array, "*axes"], change: Float[Array, "*axes"]
+    ) -> Float[Array, "*axes"]:
         norm, param_norm = jnp.linalg.norm(change), jnp.linalg.norm(param)
         # A param of zeros keeps the change unscaled; otherwise it would never change.
         return change * jnp.where((norm == 0) | (param_norm == 0), 1, param_norm / norm)
 
-    def update(grads, state, params):
+    def update(grads: PyTree, state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
         changes, state = unscaled.update(grads, state, params)
         return scale(lr, map_named(of_blocks(with_norm_of), params, changes)), state
 
@@ -191,7 +197,7 @@ def lion(
     Params decay whose name the regex `include` matches and `exclude` does not."""
     regex(exclude=exclude, include=include)
 
-    def update(grads, state, params):
+    def update(grads: PyTree, state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
         direction = jax.tree.map(jnp.sign, moving_average(b1, state["m"], grads))
         m = moving_average(b2, state["m"], grads)
         return scale(-lr, add_decay(direction, params, weight_decay, exclude, include)), {"m": m}
@@ -200,7 +206,9 @@ def lion(
     return Optimizer(init, update, "step")
 
 
-def orthogonal(matrix, iterations=5, eps=1e-8):
+def orthogonal(
+    matrix: Float[Array, "rows columns"], iterations: int = 5, eps: float = 1e-8
+) -> Float[Array, "rows columns"]:
     """The matrix with all singular values near 1, by Newton-Schulz iterations of a quintic."""
     is_tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if is_tall else matrix  # x @ x.T is then the smaller of the two products
@@ -211,24 +219,26 @@ def orthogonal(matrix, iterations=5, eps=1e-8):
     return x.T if is_tall else x
 
 
-def is_matrix(name, leaf):
+def is_matrix(name: str, leaf: Array | jax.ShapeDtypeStruct) -> bool:
     """Whether a leaf, or its part for one of several stacked blocks, is a matrix, or the kernel
     (H, W, in, out) of a convolution with in > 1."""
     shape = leaf.shape[is_stacked(name) :]
     return len(shape) == 2 or (len(shape) == 4 and shape[2] > 1)
 
 
-def orthogonal_step(direction):
+def orthogonal_step(direction: Float[Array, "*axes out"]) -> Float[Array, "*axes out"]:
     """The direction made orthogonal as a matrix (..., out), and larger if it has more outputs."""
     matrix = direction.reshape(-1, direction.shape[-1])
     step = orthogonal(matrix) * max(1, matrix.shape[1] / matrix.shape[0]) ** 0.5
     return step.reshape(direction.shape)
 
 
-def muon_of_matrices(lr, beta, weight_decay, exclude, include):
+def muon_of_matrices(
+    lr: Number, beta: Number, weight_decay: Number, exclude: str, include: str
+) -> Annotated[Optimizer, "no part"]:
     """Muon for a tree that holds only matrices and kernels."""
 
-    def update(grads, state, params):
+    def update(grads: PyTree, state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
         step = state["step"] + 1
         m = moving_average(beta, state["m"], grads)
         ahead = moving_average(beta, unbiased(beta, step + 1, m), unbiased(beta, step, grads))
@@ -259,7 +269,7 @@ def muon(
     channel, as in a depthwise convolution. AdamW also updates the names that `by_adamw` matches."""
     regex(by_adamw=by_adamw)
 
-    def label(tree):
+    def label(tree: dict[str, Array]) -> dict[str, str]:
         kinds = {n: "muon" if is_matrix(n, leaf) else "adamw" for n, leaf in tree.items()}
         return kinds | {name: "adamw" for name in tree if re.fullmatch(by_adamw, name)}
 

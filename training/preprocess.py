@@ -8,24 +8,78 @@ run's config from then on. `fit` must also work for a single example of zeros.
 
 import inspect
 import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, PyTree
 
 from data_loader.base import Arrays
 from data_loader.loader import first_inputs
 from data_loader.nest import check_integers
-from training.base import Preprocessed
+from training.base import Functions, Parts, Preprocessed, marked
 from training.objective import preprocessed
 from training.options import LoaderOptions
 from utils import UserError
 from utils.forms import Positive, checked, is_traced, require
 
+# [index in preprocess, {argument: its value}]
+Statistics: TypeAlias = list[Any]
 
-def to_unit(x) -> Preprocessed:
+
+def mean_and_std(batches: Iterable[np.ndarray]) -> dict[str, tuple[float, ...]]:
+    """The mean and standard deviation along the last axis; constants get the deviation 1."""
+    count, mean, squares = 0, np.zeros(()), np.zeros(())
+    for x in batches:
+        if not isinstance(x, np.ndarray) or x.ndim < 2:
+            raise ValueError("needs one array per example, of which the last axis is scaled")
+        rows = x.astype(np.float64).reshape(-1, x.shape[-1])
+        own, total = rows.mean(0), count + len(rows)
+        shift = own - mean
+        squares = squares + ((rows - own) ** 2).sum(0) + shift**2 * (count * len(rows) / total)
+        mean, count = mean + shift * (len(rows) / total), total
+    std = np.sqrt(squares / count)
+    for column in np.flatnonzero(~np.isfinite(std)):
+        where = f"column {column} (from 0) of the training set holds NaN or infinity"
+        raise ValueError(f"{where}; fill in what is missing, or remove those examples")
+    std = np.where(std > 1e-7 * np.abs(mean), std, 1)  # else it is constant in float32
+    return {"mean": tuple(map(rounded, mean)), "std": tuple(map(rounded, std))}
+
+
+def column_statistics(
+    batches: Iterable[np.ndarray], columns: dict[str, Sequence[str]]
+) -> dict[str, tuple]:
+    """{mean, std, gaps, unseen} of each column, from the values that are not NaN."""
+    batches = [np.asarray(x, np.float64) for x in batches]
+    if any(x.ndim != 2 for x in batches):
+        raise ValueError("needs one row of numbers per example, as of the data csv or parquet")
+    rows = np.concatenate(batches)
+    if infinite := [c for c, x in zip(columns, rows.T, strict=True) if np.isinf(x).any()]:
+        fix = "leave what is missing empty, or remove those rows"
+        raise ValueError(f"column {infinite[0]!r} of the training set holds infinity; {fix}")
+    count = np.maximum(1, (~np.isnan(rows)).sum(0))
+    mean = np.nansum(rows, 0) / count
+    std = np.sqrt(np.nansum((rows - mean) ** 2, 0) / count)
+    std = np.where(std > 1e-7 * np.abs(mean), std, 1)  # else it is constant in float32
+    gaps = tuple(np.isnan(rows).any(0).astype(int).tolist())
+    unseen = tuple(
+        tuple(np.setdiff1d(np.arange(1, 1 + len(categories)), column).tolist())
+        for categories, column in zip(columns.values(), rows.T, strict=True)
+    )
+    means, deviations = (tuple(map(rounded, values)) for values in (mean, std))
+    return {"mean": means, "std": deviations, "gaps": gaps, "unseen": unseen}
+
+
+def rounded(number: float) -> float:
+    """A number with nine digits, which are enough to distinguish any two float32 numbers."""
+    return float(f"{number:.9g}")
+
+
+def to_unit(x: Array) -> Preprocessed:
     """Bytes as floats in [0, 1]."""
     if x.dtype != jnp.uint8:
         fix = "leave it out for other dtypes"
@@ -33,9 +87,10 @@ def to_unit(x) -> Preprocessed:
     return x.astype(float) / 255
 
 
+@marked(fit=mean_and_std)
 @checked
 def normalize(
-    x, *, mean: tuple[float, ...] | None = None, std: tuple[Positive, ...] | None = None
+    x: Array, *, mean: tuple[float, ...] | None = None, std: tuple[Positive, ...] | None = None
 ) -> Preprocessed:
     """Subtract the mean of each channel (the last axis) and divide by its standard deviation.
 
@@ -46,9 +101,10 @@ def normalize(
     return scaled("normalize", x, mean, std, "channels")
 
 
+@marked(fit=mean_and_std)
 @checked
 def standardize(
-    x, *, mean: tuple[float, ...] | None = None, std: tuple[Positive, ...] | None = None
+    x: Array, *, mean: tuple[float, ...] | None = None, std: tuple[Positive, ...] | None = None
 ) -> Preprocessed:
     """A row of numbers with mean 0 and standard deviation 1 in each column of the training set.
 
@@ -61,9 +117,10 @@ def standardize(
     return scaled("standardize", x, mean, std, "columns")
 
 
+@marked(fit=column_statistics)
 @checked
 def tabular(
-    x,
+    x: Array,
     *,
     columns: dict,
     one_hot: bool = True,
@@ -104,29 +161,13 @@ def tabular(
     return jnp.concatenate(parts)
 
 
-def column_statistics(batches, columns):
-    """{mean, std, gaps, unseen} of each column, from the values that are not NaN."""
-    batches = [np.asarray(x, np.float64) for x in batches]
-    if any(x.ndim != 2 for x in batches):
-        raise ValueError("needs one row of numbers per example, as of the data csv or parquet")
-    rows = np.concatenate(batches)
-    if infinite := [c for c, x in zip(columns, rows.T, strict=True) if np.isinf(x).any()]:
-        fix = "leave what is missing empty, or remove those rows"
-        raise ValueError(f"column {infinite[0]!r} of the training set holds infinity; {fix}")
-    count = np.maximum(1, (~np.isnan(rows)).sum(0))
-    mean = np.nansum(rows, 0) / count
-    std = np.sqrt(np.nansum((rows - mean) ** 2, 0) / count)
-    std = np.where(std > 1e-7 * np.abs(mean), std, 1)  # else it is constant in float32
-    gaps = tuple(int(gap) for gap in np.isnan(rows).any(0))
-    unseen = tuple(
-        tuple(np.setdiff1d(np.arange(1, 1 + len(categories)), column).tolist())
-        for categories, column in zip(columns.values(), rows.T, strict=True)
-    )
-    means, deviations = (tuple(map(rounded, values)) for values in (mean, std))
-    return {"mean": means, "std": deviations, "gaps": gaps, "unseen": unseen}
-
-
-def scaled(name, x, mean, std, what):
+def scaled(
+    name: str,
+    x: Float[Array, "*axes channels"],
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    what: str,
+) -> Float[Array, "*axes channels"]:
     """(x - mean) / std along the last axis."""
     if mean is None or std is None:
         fix = "give `mean` and `std`, or compute them: training.preprocess.fitted(preprocess, data)"
@@ -139,41 +180,13 @@ def scaled(name, x, mean, std, what):
     return (x - jnp.asarray(mean, x.dtype)) / jnp.asarray(std, x.dtype)
 
 
-def check_mean(mean):
+def check_mean(mean: Sequence[float]) -> None:
     """Refuse a mean that is not finite; `std` is checked by its annotation."""
     is_finite = lambda mean: all(is_traced(m) or math.isfinite(m) for m in mean)  # noqa: E731
     require({"mean": mean}, is_finite, "finite numbers")
 
 
-def mean_and_std(batches):
-    """The mean and standard deviation along the last axis; constants get the deviation 1."""
-    count, mean, squares = 0, 0.0, 0.0
-    for x in batches:
-        if not isinstance(x, np.ndarray) or x.ndim < 2:
-            raise ValueError("needs one array per example, of which the last axis is scaled")
-        rows = x.astype(np.float64).reshape(-1, x.shape[-1])
-        own, total = rows.mean(0), count + len(rows)
-        shift = own - mean
-        squares = squares + ((rows - own) ** 2).sum(0) + shift**2 * (count * len(rows) / total)
-        mean, count = mean + shift * (len(rows) / total), total
-    std = np.sqrt(squares / count)
-    for column in np.flatnonzero(~np.isfinite(std)):
-        where = f"column {column} (from 0) of the training set holds NaN or infinity"
-        raise ValueError(f"{where}; fill in what is missing, or remove those examples")
-    std = np.where(std > 1e-7 * np.abs(mean), std, 1)  # else it is constant in float32
-    return {"mean": tuple(map(rounded, mean)), "std": tuple(map(rounded, std))}
-
-
-def rounded(number):
-    """A number with nine digits, which are enough to distinguish any two float32 numbers."""
-    return float(f"{number:.9g}")
-
-
-normalize.fit = standardize.fit = mean_and_std
-tabular.fit = column_statistics
-
-
-def unfitted(fn):
+def unfitted(fn: Callable[..., Preprocessed]) -> list[str]:
     """The names of the arguments of a preprocessing function that have yet to be computed."""
     function, given = getattr(fn, "func", fn), getattr(fn, "keywords", {})
     if not hasattr(function, "fit"):
@@ -183,9 +196,12 @@ def unfitted(fn):
     return [name for name in names if given.get(name) is None]
 
 
-def with_fit(fn, batches):
+def with_fit(
+    fn: Callable[..., Preprocessed], batches: Iterable[np.ndarray]
+) -> Callable[..., Preprocessed]:
     """A preprocessing function with the arguments that its `fit` computes from these batches."""
-    function, names = getattr(fn, "func", fn), unfitted(fn)
+    function: Any = getattr(fn, "func", fn)
+    names = unfitted(fn)
     accepted, given = inspect.signature(function.fit).parameters, getattr(fn, "keywords", {})
     try:
         values = function.fit(batches, **{k: v for k, v in given.items() if k in accepted})
@@ -194,13 +210,18 @@ def with_fit(fn, batches):
     return bound(fn, {name: values[name] for name in names})
 
 
-def bound(fn, values):
+def bound(fn: Callable[..., Preprocessed], values: dict[str, Any]) -> Callable[..., Preprocessed]:
     """A preprocessing function with other arguments. It is never a partial of a partial, since
     `unfitted` sees only the outer arguments of a partial."""
     return partial(getattr(fn, "func", fn), **getattr(fn, "keywords", {}) | values)
 
 
-def fitted(preprocess, dataset, options=None, limit=None):
+def fitted(
+    preprocess: Functions,
+    dataset: Any,
+    options: LoaderOptions | None = None,
+    limit: int | None = None,
+) -> list[Callable[..., Preprocessed]]:
     """The preprocessing functions with all of their statistics, computed from a training set, given
     as `fit` takes it, or from its first `limit` batches."""
     dataset = Arrays(*dataset) if isinstance(dataset, tuple) else dataset
@@ -209,8 +230,8 @@ def fitted(preprocess, dataset, options=None, limit=None):
         if unfitted(fn):
             compute = jax.jit(lambda x, before=tuple(done): preprocessed(before, x))
 
-            def prepare(x, compute=compute):
-                check_integers(x, bits=64 if jax.config.jax_enable_x64 else 32)
+            def prepare(x: PyTree, compute: Callable[[PyTree], PyTree] = compute) -> PyTree:
+                check_integers(x, bits=8 * jnp.result_type(int).itemsize)
                 return jax.device_get(compute(x))
 
             raw = first_inputs(dataset, options or LoaderOptions(), limit)
@@ -219,7 +240,7 @@ def fitted(preprocess, dataset, options=None, limit=None):
     return done
 
 
-def fitted_to_zeros(preprocess, x):
+def fitted_to_zeros(preprocess: Functions, x: PyTree) -> list[Callable[..., Preprocessed]]:
     """The functions with statistics of one example of zeros, which are enough to trace shapes."""
     done = []
     for fn in preprocess:
@@ -231,9 +252,10 @@ def fitted_to_zeros(preprocess, x):
     return done
 
 
-def with_statistics(parts, statistics):
+def with_statistics(parts: Parts, statistics: Sequence[Statistics]) -> Parts:
     """The parts of a config with statistics of the training set, [[index in preprocess, {argument:
     value}], ...], in the functions and in the config."""
+    assert parts.config is not None
     preprocess, config = list(parts.preprocess), dict(parts.config)
     nodes = config["preprocess"] = list(config["preprocess"])
     for i, values in statistics:
@@ -243,10 +265,11 @@ def with_statistics(parts, statistics):
     return replace(parts, preprocess=tuple(preprocess), config=config, unfitted={})
 
 
-def with_recorded(parts, config, source):
+def with_recorded(parts: Parts, config: dict[str, Any], source: str) -> Parts:
     """The parts with the statistics that a run has recorded in its config."""
     if not parts.unfitted:
         return parts
+    assert parts.config is not None
     statistics = recorded_statistics(parts, config)
     if len(statistics) < len(parts.unfitted):
         names = [parts.config["preprocess"][i]["name"] for i in parts.unfitted]
@@ -257,15 +280,16 @@ def with_recorded(parts, config, source):
     return with_statistics(parts, statistics)
 
 
-def recorded_statistics(parts, config):
+def recorded_statistics(parts: Parts, config: dict[str, Any]) -> list[Statistics]:
     """The statistics that the config of a run holds for the same parts, for `with_statistics`."""
+    assert parts.config is not None
     recorded, found = config.get("preprocess"), []
     recorded = recorded if isinstance(recorded, list) else []
     for i, names in parts.unfitted.items():
-        node = recorded[i] if i < len(recorded) else None
-        args = node.get("args") if isinstance(node, dict) else None
-        same = isinstance(args, dict) and node.get("name") == parts.config["preprocess"][i]["name"]
-        if not same:
+        node = recorded[i] if i < len(recorded) and isinstance(recorded[i], dict) else {}
+        args = node.get("args")
+        same = node.get("name") == parts.config["preprocess"][i]["name"]
+        if not isinstance(args, dict) or not same:
             continue
         values = {name: args.get(name) for name in names}
         if all(map(is_statistic, values.values())):
@@ -273,8 +297,8 @@ def recorded_statistics(parts, config):
     return found
 
 
-def is_statistic(value):
+def is_statistic(value: object) -> bool:
     """Whether this is a finite number, a list of them, or a list of such lists."""
     if isinstance(value, list):
         return bool(value) and all(item == [] or is_statistic(item) for item in value)
-    return type(value) in (int, float) and abs(value) < 2**127
+    return isinstance(value, int | float) and type(value) is not bool and abs(value) < 2**127

@@ -9,8 +9,10 @@ import hashlib
 import json
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,28 +26,28 @@ SIGNS_OF_LOSS = ("Gloo", "UNAVAILABLE", "DEADLINE_EXCEEDED", "heartbeat", "coord
 SIGNS_OF_LOSS += ("Barrier", "preempted")
 
 
-def several():
+def several() -> bool:
     """Whether more than one process trains this run."""
     return jax.process_count() > 1
 
 
-def is_first():
+def is_first() -> bool:
     """Whether this process is the one that logs and writes."""
     return jax.process_index() == 0
 
 
-def agreed(numbers):
+def agreed(numbers: list[int]) -> list[int]:
     """The list of numbers of process 0; all processes must call this at the same point."""
     if not several():
         return numbers
     from jax.experimental.multihost_utils import broadcast_one_to_all
 
-    numbers = np.asarray(numbers)
-    sent = broadcast_one_to_all(numbers.view(np.uint8))  # JAX would cut numbers to 32 bits
-    return np.asarray(sent).view(numbers.dtype).tolist()
+    own = np.asarray(numbers)
+    sent = broadcast_one_to_all(own.view(np.uint8))  # JAX would cut numbers to 32 bits
+    return np.asarray(sent).view(own.dtype).tolist()
 
 
-def from_first(make):
+def from_first(make: Callable[[], Any]) -> Any:
     """What make() returns in process 0, sent to all processes as JSON; its UserError or RunError
     becomes an error in all of them."""
     if not several():
@@ -68,7 +70,7 @@ def from_first(make):
     return received["value"]
 
 
-def check_alike(values):
+def check_alike(values: Mapping[str, Any]) -> None:
     """Refuse to train if process 0 has other `values`, {name: value that JSON can hold}."""
     if not several():
         return
@@ -89,15 +91,15 @@ def check_alike(values):
 class OtherProcessFailed(RunError):
     """Another process failed, and has printed the reason."""
 
-    def __init__(self, number):
+    def __init__(self, number: int) -> None:
         super().__init__(f"process {number} failed and has printed the reason; this one ends too")
 
 
 @contextmanager
-def temporary_folder(prefix, base=None):
+def temporary_folder(prefix: str, base: str | Path | None = None) -> Iterator[str]:
     """A temporary folder in `base`, the same for all processes, which must all see `base`."""
     if not is_first():
-        yield from_first(None)
+        yield from_first(lambda: None)
         return
     if base:
         Path(base).mkdir(parents=True, exist_ok=True)
@@ -106,7 +108,7 @@ def temporary_folder(prefix, base=None):
 
 
 @contextmanager
-def together():
+def together() -> Iterator[None]:
     """Wait until all processes have run the body; if it fails in one of them, raise in all."""
     failure = None
     try:
@@ -123,7 +125,7 @@ def together():
         raise failure
 
 
-def check_visible(folder):
+def check_visible(folder: Path) -> None:
     """Refuse a run's folder that process 0 has made and another process does not see, even after
     waiting for a network file system that may be slow to show it."""
     with together():
@@ -141,10 +143,10 @@ class Stopping:
     """Whether all processes must stop, after a signal to any of them. JAX chooses the next poll
     that all of them reach."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.polls = 0
 
-    def due(self):
+    def due(self) -> bool:
         """Whether to stop at this poll; all processes must call this equally often."""
         from jax.experimental.multihost_utils import reached_preemption_sync_point
 
@@ -152,7 +154,7 @@ class Stopping:
         return reached_preemption_sync_point(self.polls)
 
 
-def lost(error):
+def lost(error: BaseException) -> str | None:
     """The message for an error that means that another process is lost; None for other errors."""
     is_sign = any(sign in str(error) for sign in SIGNS_OF_LOSS)
     if not is_sign or not several() or isinstance(error, UserError):

@@ -2,16 +2,40 @@
 needs it: the shape check, training, the searches for a learning rate and a batch size, `--evaluate`
 and `--watch`."""
 
-from collections.abc import Callable
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Never
 
 import jax
+from jax.stages import Traced
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
 
 from data_loader.base import has_items, read_example
 from data_loader.loader import collate, collated, epoch_order, in_epoch
-from training.base import Objective, Optimizer, part_name, unchanged
+from model.base import Model
+from training.base import (
+    Augmented,
+    Callback,
+    Functions,
+    Metric,
+    Numbers,
+    Objective,
+    Optimizer,
+    Parts,
+    Preprocessed,
+    Schedule,
+    StepResult,
+    Tracked,
+    TrainState,
+    Update,
+    Weights,
+    part_name,
+    unchanged,
+)
 from training.contracts import (
     explained,
     guarded_model,
@@ -20,7 +44,7 @@ from training.contracts import (
     guarded_update,
 )
 from training.metrics import NEEDS, MetricPlan, check_binary, check_ignored
-from training.objective import augmented_by_epoch, inputs, traced, with_precision
+from training.objective import augmented_by_epoch, inputs, is_marked, traced, with_precision
 from training.observers import check_observers
 from training.options import (
     CheckpointOptions,
@@ -31,9 +55,13 @@ from training.options import (
 )
 from training.run import Reader
 from training.transforms import NO_STEP, check_rate, kind_of
-from training.update import gradient_update, with_epochs
+from training.update import gradient_update
 from utils import UserError, made_by, parameters_of
 from utils.forms import SEEDS, check_takes
+
+if TYPE_CHECKING:
+    from training.devices.sharding import Plan
+    from training.engine import Trainer
 
 # What the factory of an objective takes, and the function that it returns.
 FACTORY_TAKES = ("model", "loss", "metrics", "preprocess", "augment")
@@ -44,69 +72,75 @@ class Recipe(NamedTuple):
     """What a run computes. `compose` makes it from the parts of a config or the arguments of
     `fit`."""
 
-    model: Any  # it computes in float32; the objective applies training.precision
+    model: Model  # it computes in float32; the objective applies training.precision
     objective: Objective
     optimizer: Optimizer
-    make_update: Callable  # (unroll, steps in an epoch) -> Update
+    make_update: Callable[..., Update]  # (unroll, steps in an epoch) -> Update
     has_own_update: bool  # whether it is not `gradient_update`
     metric_plan: MetricPlan  # what is measured besides the loss
-    rates: dict  # {name: learning rate, a number or a function of the step}
-    seeds: tuple  # one for each replica
-    varied_numbers: tuple  # for each replica its numbers of training.vary, {path: number}
-    rebuild: Callable  # (numbers) -> the Recipe with these numbers in place of the varied ones
-    preprocess: tuple
-    augment: tuple
-    callbacks: tuple
+    rates: Mapping[
+        str, float | Schedule
+    ]  # {name: learning rate, a number or a function of the step}
+    seeds: tuple[int, ...]  # one for each replica
+    varied_numbers: tuple[
+        Numbers, ...
+    ]  # for each replica its numbers of training.vary, {path: number}
+    rebuild: Callable[
+        [Numbers], Recipe
+    ]  # (numbers) -> the Recipe with these numbers in place of the varied ones
+    preprocess: tuple[Callable[..., Preprocessed], ...]
+    augment: tuple[Callable[..., Augmented], ...]
+    callbacks: tuple[Callback, ...]
     seed: int
-    plan: Any  # the devices, and what each of them holds (training/devices/sharding.py)
+    plan: Plan  # the devices, and what each of them holds
     loader: LoaderOptions
     training: TrainingOptions
     checkpoint: CheckpointOptions
     logging: LoggingOptions
 
-    def with_numbers(self, numbers):
+    def with_numbers(self, numbers: Numbers) -> Recipe:
         """The recipe of a replica with these numbers, which may be inputs of a program."""
         return self.rebuild(numbers) if numbers else self
 
-    def traced(self, weights, batch, train):
+    def traced(self, weights: Weights, batch: PyTree, train: bool) -> Traced:
         """The objective, traced for a batch and (params, state) of these shapes."""
 
-        def augmented(batch):
+        def augmented(batch: PyTree) -> PyTree:
             with explained("augment does not fit the data"):
                 return augmented_by_epoch(self.augment, 0, batch)
 
         batch = jax.eval_shape(augmented, batch) if train else batch
         return traced(self.objective, *weights, batch, train)
 
-    def reader(self, trainer=None):
+    def reader(self, trainer: Trainer | None = None) -> Reader:
         """The Reader of sums; for norms of single leaves it needs the names from the trainer."""
         leaves = trainer.leaf_names if trainer else ()
         return Reader(self.objective.finish, self.metric_plan.hidden, leaves)
 
-    def sets_before_end(self, sets):
+    def sets_before_end(self, sets: Iterable[str]) -> list[str]:
         """The held-out sets that can be evaluated while a run trains."""
         at_end = self.sets_at_end(sets)
         return [name for name in sets if name != "train" and name not in at_end]
 
-    def sets_in_epochs(self, sets):
+    def sets_in_epochs(self, sets: Iterable[str]) -> list[str]:
         """The held-out sets that are evaluated while a run trains, whatever observers ask for."""
         evaluates = self.training.eval_every or self.training.eval_initial
         return self.sets_before_end(sets) if evaluates else []
 
-    def for_sets(self, sets):
+    def for_sets(self, sets: Iterable[str]) -> Recipe:
         """The recipe with checkpoint.monitor resolved to the name of a metric of these sets."""
         monitor = monitor_for(self.checkpoint.monitor, self.sets_monitored(sets), None)
         return self._replace(checkpoint=replace(self.checkpoint, monitor=monitor))
 
-    def sets_monitored(self, sets):
+    def sets_monitored(self, sets: Iterable[str]) -> list[str]:
         """The held-out sets whose metrics an epoch can end with."""
         return self.sets_in_epochs(sets) if self.training.eval_every else []
 
-    def sets_at_end(self, sets):
+    def sets_at_end(self, sets: Iterable[str]) -> list[str]:
         """The held-out sets that are evaluated once, after training."""
         return [name for name in sets if name == "test" and self.training.test_at == "end"]
 
-    def first_examples(self, dataset, count):
+    def first_examples(self, dataset: Any, count: int) -> list[PyTree] | None:
         """The first examples of the training set in the order of its first epoch: raw ones, or if
         there are augmentations, preprocessed and augmented ones; None if they cannot be read one by
         one."""
@@ -129,7 +163,7 @@ class Recipe(NamedTuple):
         return [jax.tree.map(lambda a, i=i: a[i], pair) for i in range(len(examples))]
 
 
-def compose(parts, plan):
+def compose(parts: Parts, plan: Plan) -> Recipe:
     """The Recipe of `parts`, after checking what does not need the data."""
     seed, training = parts.seed, parts.training
     replicas, vary = training.replicas, training.vary or {}
@@ -186,7 +220,7 @@ def compose(parts, plan):
     )
 
 
-def rates_of_replicas(parts, numbers):
+def rates_of_replicas(parts: Parts, numbers: Sequence[Numbers]) -> Mapping[str, float | Schedule]:
     """The learning rates to log, under a name for each replica if their numbers differ."""
     if not any(numbers):
         return parts.rates
@@ -194,7 +228,13 @@ def rates_of_replicas(parts, numbers):
     return {f"{name}/{r}": rate for r, named in enumerate(rates) for name, rate in named.items()}
 
 
-def configured(update, objective, optimizer, training, augment):
+def configured(
+    update: Callable[..., Update],
+    objective: Objective,
+    optimizer: Optimizer,
+    training: TrainingOptions,
+    augment: Functions,
+) -> Callable[..., Update]:
     """make_update(unroll, steps), with the training options that the update takes. An option that
     is set although the update does not take it is an error."""
     accepted = parameters_of(update)
@@ -206,27 +246,37 @@ def configured(update, objective, optimizer, training, augment):
                 "leave it at its default"
             )
 
-    def make_update(unroll, steps=1):
+    by_epoch = [fn for fn in augment if is_marked(fn, "by_epoch")]
+
+    def make_update(unroll: bool, steps: int | None = 1) -> Update:
+        if by_epoch and steps is None:
+            raise UserError(
+                f"augment: {part_name(by_epoch[0])} needs to know how many batches an epoch has; "
+                "give the data a __len__"
+            )
         given = {"accumulate": training.accumulate, "ema": training.ema, "unroll": unroll}
         given = {name: value for name, value in given.items() if name in accepted}
 
-        def made(objective):
+        def made(objective: Objective) -> Update:
             return guarded_update(made_by("update", update, objective, optimizer, **given))
 
         first = made(objective)
 
         @wraps(first.step)
-        def step(ts, batch, valid):
-            return made(objective._replace(step=ts.step)).step(ts, batch, valid)
+        def step(ts: TrainState, batch: PyTree, valid: ArrayLike) -> StepResult:
+            own = made(objective._replace(step=ts.step)) if "step" in objective.declared else first
+            if by_epoch and steps:
+                batch = augmented_by_epoch(by_epoch, ts.step // steps, batch)
+            return own.step(ts, batch, valid)
 
-        if "step" in objective.declared:
-            first = first._replace(step=step)
-        return with_epochs(first, augment, steps)
+        return first._replace(step=step)
 
     return make_update
 
 
-def plan_metrics(metrics, callbacks, logging):
+def plan_metrics(
+    metrics: Mapping[str, Tracked], callbacks: Sequence[Any], logging: LoggingOptions
+) -> tuple[dict[str, Callable[..., Metric]], MetricPlan]:
     """({label: function of one example}, MetricPlan) of everything that is measured. `metrics` are
     {label: Tracked}."""
     rules, hidden = dict(metrics), set()
@@ -252,6 +302,6 @@ def plan_metrics(metrics, callbacks, logging):
     return functions, MetricPlan(rules, frozenset(hidden), frozenset(needs), per_step)
 
 
-def missing_loss(output, target):
+def missing_loss(output: PyTree, target: PyTree) -> Never:
     """The loss of a recipe without one."""
     raise UserError("loss: is missing, and the objective needs one, such as cross_entropy or mse")

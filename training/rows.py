@@ -1,55 +1,86 @@
 """What a run measures. Each step, or each batch of an evaluation, makes one row on the device; the
 host adds the rows in order, in float64. So the sums do not depend on where chunks end.
 
-A row is {"examples": count, "values": {label: value}}. In training it also holds "steps" (1, or 0
-if the step was refused), "bad" (the number of the first array that was not finite, or GOOD) and
-"norms". The mode of a metric says how the values of many examples become one. A value may be a
+The mode of a metric says how the values of many examples become one. A value may be a
 dict, and each of its leaves may be Weighted: the sum of the weights then takes the place of the
 count.
 """
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias, TypedDict, final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int, Num, PyTree, Shaped
 
-from training.base import Weighted, is_weighted
+from training.base import Mode, Weighted, is_weighted
 from utils import map_named, named_leaves
 
+HostArray: TypeAlias = np.ndarray | np.number  # NumPy makes numbers of arrays without axes
 GOOD = -1  # in "bad": the loss and all gradients are finite
+
+
+@final
+class EvaluationRow(TypedDict):
+    """What one batch of an evaluation measured. Rows of several batches, or of several steps, have
+    arrays with a first axis."""
+
+    examples: Int[Any, "*steps"]  # how many were genuine
+    values: dict[str, PyTree]  # {label: what the mode of the metric keeps of its values}
+
+
+@final
+class Row(TypedDict):
+    """What one step of training measured."""
+
+    examples: Int[Any, "*steps"]
+    values: dict[str, PyTree]
+    steps: Int[Any, "*steps"]  # 1, or 0 if the step was refused
+    bad: Int[Any, "*steps"]  # the number of the first array that was not finite, or GOOD
+    norms: dict[str, Float[Any, "*steps _"]]
+
+
+class TrainingModes(TypedDict):
+    """Which metrics the steps of training measure: {label: mode}."""
+
+    epoch: dict[str, Mode]  # for the end of an epoch
+    line: dict[str, Mode]  # for the log lines within it
 
 
 class Spread(NamedTuple):
     """The mean of a batch and the sum of squared distances from it, which float32 holds more
     precisely than a sum of squares."""
 
-    mean: jax.Array
-    m2: jax.Array
+    mean: Float[Any, "..."]
+    m2: Float[Any, "..."]
 
 
 class Moments(NamedTuple):
     """The sums of the values and of their squares, in float64."""
 
-    total: np.ndarray
-    squares: np.ndarray
+    total: HostArray
+    squares: HostArray
 
 
 # On the device.
 
 
-def row_of_batch(modes, values, mask):
+def row_of_batch(
+    modes: dict[str, Mode], values: dict[str, PyTree], mask: Bool[Array, "batch"]
+) -> EvaluationRow:
     """The row of one batch. `modes` are those of what is measured, {label: mode}; examples whose
     mask is False are left out."""
     measured = {label: of_mode(mode, values[label], mask) for label, mode in modes.items()}
     return {"examples": mask.sum(dtype=jnp.int32), "values": measured}
 
 
-def of_mode(mode, values, mask):
+def of_mode(mode: Mode, values: PyTree, mask: Bool[Array, "batch"]) -> PyTree:
     """What a row holds of a value."""
 
-    def of_leaf(value):
+    def of_leaf(value: Array | Weighted) -> PyTree:
         if not is_weighted(value) or mode == "CONCAT":
             return BATCH[mode](unweighted(value), mask)
         weight = jnp.where(mask, value.weight, 0).astype(wide(value.weight))
@@ -58,12 +89,12 @@ def of_mode(mode, values, mask):
     return per_leaf(of_leaf, values)
 
 
-def norms_of(names, grads, params):
+def norms_of(names: Iterable[str], grads: PyTree, params: PyTree) -> dict[str, Array]:
     """{name: norm} of the gradients or the params; a name that ends with `_leaves` has one norm per
     leaf."""
     trees = {"gradient_norm": grads, "parameter_norm": params}
 
-    def norm(name):
+    def norm(name: str) -> Array:
         leaves = jax.tree.leaves(trees[name.removesuffix("_leaves")])
         squares = [jnp.sum(jnp.square(a.astype(jnp.float32))) for a in leaves]
         return jnp.sqrt(jnp.stack(squares) if name.endswith("_leaves") else sum(squares))
@@ -71,12 +102,12 @@ def norms_of(names, grads, params):
     return {name: norm(name) for name in names}
 
 
-def wide(a):
+def wide(a: Array) -> np.dtype:
     """The type in which values are summed."""
     return jnp.promote_types(a.dtype, jnp.float32)
 
 
-def count_type(a):
+def count_type(a: Array) -> np.dtype:
     """The type in which counts are summed: integers stay integers, as float32 is exact only up to
     2^24."""
     return jnp.promote_types(
@@ -84,28 +115,39 @@ def count_type(a):
     )
 
 
-def under(mask, values, other, wide=wide):
+def under(
+    mask: Shaped[Array, "batch"],
+    values: Num[Array, "batch *axes"],
+    other: int | float,
+    wide: Callable[[Array], np.dtype] = wide,
+) -> Num[Array, "batch *axes"]:
     """The values where the mask, or the weight of an example, is not 0; `other` elsewhere."""
     return jnp.where(against(mask, values) != 0, values, other).astype(wide(values))
 
 
-def against(mask, values):
+def against(
+    mask: Shaped[Array, "batch"], values: Shaped[Array, "batch *axes"]
+) -> Shaped[Array, "batch ..."]:
     return mask.reshape(-1, *(1,) * (values.ndim - 1))
 
 
-def total(values, mask, wide=wide):
+def total(
+    values: Shaped[Array, "batch *axes"],
+    mask: Shaped[Array, "batch"],
+    wide: Callable[[Array], np.dtype] = wide,
+) -> Num[Array, "*axes"]:
     """The sum of the values under a mask, or by their weights."""
     kept = under(mask, values, 0, wide)
     kept = kept if mask.dtype == bool else kept * against(mask, kept)
     return kept.sum(0, dtype=kept.dtype)
 
 
-def mean(values, mask):
+def mean(values: Shaped[Array, "batch *axes"], mask: Shaped[Array, "batch"]) -> Num[Array, "*axes"]:
     count = mask.sum()
     return total(values, mask) / jnp.where(count == 0, 1, count)
 
 
-def spread(values, mask):
+def spread(values: Shaped[Array, "batch *axes"], mask: Shaped[Array, "batch"]) -> Spread:
     center = mean(values, mask)
     return Spread(center, total((values - center) ** 2, mask))
 
@@ -128,35 +170,35 @@ BATCH = {
 class Sums:
     """The sum of rows. `modes` says what is added up; `like` is a row of arrays or of shapes."""
 
-    def __init__(self, modes, like):
+    def __init__(self, modes: dict[str, Mode], like: Row | EvaluationRow) -> None:
         self.modes = modes
+        norms = like.get("norms", {})
         self.examples = self.steps = self.refused = 0
-        self.norms = {name: np.zeros(norm.shape) for name, norm in like.get("norms", {}).items()}
+        self.norms = {name: np.zeros(norm.shape) for name, norm in norms.items()}
         self.values = {
             label: per_leaf(partial(zero, mode), like["values"][label])
             for label, mode in modes.items()
         }
 
-    def add(self, rows):
+    def add(self, rows: Row | EvaluationRow) -> None:
         """Add rows, arrays whose first axis has an entry for each of them."""
         counts = rows["examples"]
         self.examples += int(counts.sum())
         if "steps" in rows:
             self.steps += int(rows["steps"].sum())
             self.refused += int((rows["bad"] != GOOD).sum())
-        self.norms = {
-            name: in_order(norm, rows["norms"][name]) for name, norm in self.norms.items()
-        }
+            norms = rows["norms"]
+            self.norms = {name: in_order(norm, norms[name]) for name, norm in self.norms.items()}
         for label, mode in self.modes.items():
             add = partial(added, mode, counts)
             self.values[label] = per_leaf(add, self.values[label], rows["values"][label])
 
-    def results(self):
+    def results(self) -> tuple[dict[str, PyTree], dict[str, HostArray]]:
         """({label: result}, {norm: its mean over the steps})"""
         norms = {name: per(norm, np.asarray(self.steps)) for name, norm in self.norms.items()}
         return results(self.modes, self.values, np.asarray(self.examples)), norms
 
-    def tree(self):
+    def tree(self) -> dict[str, Any]:
         """All that is needed to continue, as arrays."""
         values = per_leaf(lambda a: np.concatenate(a) if isinstance(a, list) else a, self.values)
         counts = {"count": np.int64(self.examples), "refused": np.int64(self.refused)}
@@ -165,7 +207,7 @@ class Sums:
             "steps": {"count": np.int64(self.steps), "norms": self.norms},
         }
 
-    def take(self, arrays):
+    def take(self, arrays: Mapping[str, np.ndarray]) -> tuple[bool, bool]:
         """Continue from the `tree` of other sums, its arrays by name. What is not of the same kind,
         the values or the norms, begins at zero. Returns (whether the values continue, whether the
         norms do)."""
@@ -188,22 +230,23 @@ class TrainingSums:
     the log line in progress, and its rows. `modes` are those of {"epoch": ..., "line": ...}, and
     `like` is a row of shapes; rows are kept only if the values of single steps are reported."""
 
-    def __init__(self, modes, like, replicas, per_step):
+    def __init__(self, modes: TrainingModes, like: Row, replicas: int, per_step: bool) -> None:
         self.modes, self.like, self.replicas, self.per_step = modes, like, replicas, per_step
         self.epoch = [Sums(modes["epoch"], like) for _ in range(replicas)]
         self.new_line()
 
-    def new_line(self):
+    def new_line(self) -> None:
         """Begin the next log line."""
         none = jax.tree.map(lambda a: np.zeros((0, *a.shape), a.dtype), self.for_line(self.like))
         self.line = [Sums(self.modes["line"], self.like) for _ in range(self.replicas)]
         self.rows = [none] * self.replicas
 
-    def for_line(self, rows):
+    def for_line(self, rows: Row) -> Row:
         """Rows without what no log line shows."""
-        return rows | {"values": {label: rows["values"][label] for label in self.modes["line"]}}
+        values = {label: rows["values"][label] for label in self.modes["line"]}
+        return {**rows, "values": values}
 
-    def add(self, rows):
+    def add(self, rows: Sequence[Row]) -> None:
         """Add rows of each replica."""
         for replica, own in enumerate(rows):
             self.epoch[replica].add(own)
@@ -212,7 +255,7 @@ class TrainingSums:
                 both = self.rows[replica], self.for_line(own)
                 self.rows[replica] = jax.tree.map(lambda *a: np.concatenate(a), *both)
 
-    def trees(self):
+    def trees(self) -> list[dict[str, Any]]:
         """What a checkpoint within an epoch holds, of each replica."""
         trees = []
         for epoch, line, rows in zip(self.epoch, self.line, self.rows, strict=True):
@@ -220,7 +263,7 @@ class TrainingSums:
             trees.append({"epoch": epoch.tree(), "line": line.tree()} | kept)
         return trees
 
-    def take(self, trees):
+    def take(self, trees: Sequence[Mapping[str, np.ndarray]]) -> tuple[bool, bool]:
         """Continue from the `trees` of other sums, the arrays of each by name. Returns (whether the
         values of the epoch continue, whether the log line does)."""
         epoch_continues = line_continues = True
@@ -235,17 +278,19 @@ class TrainingSums:
         return epoch_continues, line_continues
 
 
-def below(arrays, name):
+def below(arrays: Mapping[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
     """The arrays whose names begin with `name/`, without that."""
     prefix = f"{name}/"
     return {k.removeprefix(prefix): a for k, a in arrays.items() if k.startswith(prefix)}
 
 
-def same_tree(arrays, tree, growing=()):
+def same_tree(
+    arrays: Mapping[str, np.ndarray], tree: PyTree, growing: tuple[str, ...] = ()
+) -> PyTree:
     """The tree with these arrays by name; None if they have other names, types or shapes. The first
     axis of those whose names begin with one of `growing` may have any length."""
 
-    def form(name, array):
+    def form(name: str, array: np.ndarray) -> tuple:
         grows = name.startswith(growing)
         return array.dtype, array.ndim, array.shape[1:] if grows else array.shape
 
@@ -256,7 +301,7 @@ def same_tree(arrays, tree, growing=()):
     return map_named(lambda name, _: np.asarray(arrays[name]), tree) if fits else None
 
 
-def zero(mode, like):
+def zero(mode: Mode, like: PyTree) -> PyTree:
     """The sum of no rows, for one leaf of a value."""
     if is_weighted(like):
         return Weighted(zero(mode, like.value), np.zeros(()))
@@ -268,14 +313,14 @@ def zero(mode, like):
     return np.full(like.shape, start, np.float64 if start else double(like.dtype))
 
 
-def added(mode, counts, total, rows):
+def added(mode: Mode, counts: np.ndarray, total: PyTree, rows: PyTree) -> PyTree:
     """A sum and these rows, of `counts` examples each, for one leaf of a value."""
     if is_weighted(rows):
         value = added(mode, rows.weight, total.value, rows.value)
         return Weighted(value, in_order(total.weight, rows.weight))
     if mode == "STD":
-        rows = moments(rows, counts)
-        return Moments(*map(in_order, total, rows))
+        own = moments(rows, counts)
+        return Moments(in_order(total.total, own.total), in_order(total.squares, own.squares))
     if mode == "CONCAT":
         total.extend(own[:count] for own, count in zip(rows, counts, strict=True))
         return total
@@ -288,7 +333,7 @@ def added(mode, counts, total, rows):
     return in_order(total, rows)
 
 
-def in_order(total, rows):
+def in_order(total: HostArray, rows: HostArray) -> HostArray:
     """The total and each of the rows, added one after the other: the same however rows are cut into
     chunks."""
     rows = np.concatenate([np.asarray(total)[None], rows.astype(double(rows.dtype))])
@@ -296,22 +341,24 @@ def in_order(total, rows):
         return np.cumsum(rows, axis=0)[-1]
 
 
-def moments(rows, counts):
+def moments(rows: Spread, counts: np.ndarray) -> Moments:
     """The Moments of each row, from its Spread."""
     mean = rows.mean.astype(np.float64)
     count = along(mean, counts)
     return Moments(count * mean, rows.m2 + count * mean**2)
 
 
-def double(dtype):
+def double(dtype: np.dtype) -> type[np.number]:
     """The type in which the host adds."""
     return np.int64 if np.issubdtype(dtype, np.integer) else np.float64
 
 
-def results(modes, values, counts):
+def results(
+    modes: dict[str, Mode], values: dict[str, PyTree], counts: np.ndarray
+) -> dict[str, PyTree]:
     """{label: result} of sums, or of several along a first axis, of so many examples each."""
 
-    def of_leaf(mode, value):
+    def of_leaf(mode: Mode, value: PyTree) -> HostArray:
         if is_weighted(value):
             return result(mode, value.value, np.asarray(value.weight))
         return result(mode, value, counts)
@@ -319,10 +366,12 @@ def results(modes, values, counts):
     return {label: per_leaf(partial(of_leaf, mode), values[label]) for label, mode in modes.items()}
 
 
-def results_of_rows(modes, rows):
+def results_of_rows(
+    modes: dict[str, Mode], rows: Row
+) -> tuple[dict[str, PyTree], dict[str, HostArray]]:
     """({label: results}, {norm: values}) of each row alone."""
 
-    def of_leaf(mode, value):
+    def of_leaf(mode: Mode, value: PyTree) -> PyTree:
         if mode != "STD":
             return value
         if is_weighted(value):
@@ -337,7 +386,7 @@ def results_of_rows(modes, rows):
     return results(modes, values, rows["examples"]), norms
 
 
-def result(mode, value, count):
+def result(mode: Mode, value: PyTree, count: HostArray) -> HostArray:
     """The result of a sum over `count` examples, NaN where that is zero."""
     if mode == "CONCAT":
         return np.concatenate(value)
@@ -349,25 +398,25 @@ def result(mode, value, count):
     return np.where(along(value, count) == 0, np.nan, value)
 
 
-def per(total, count):
+def per(total: HostArray, count: HostArray) -> HostArray:
     """total / count, NaN where the count is zero."""
     divisor = np.where(along(total, count) == 0, np.nan, along(total, count))
     with np.errstate(invalid="ignore", over="ignore"):
         return np.divide(total, divisor)
 
 
-def along(values, count):
+def along(values: ArrayLike, count: HostArray) -> HostArray:
     """`count`, one number per first index of `values`, in a shape that broadcasts with `values`."""
     return count.reshape(count.shape + (1,) * (np.ndim(values) - count.ndim))
 
 
-def per_leaf(function, tree, *others):
+def per_leaf(function: Callable, tree: PyTree, *others: PyTree) -> PyTree:
     """The tree of function(leaf, ...), where a Weighted, a Spread, Moments and the list of CONCAT
     are one leaf."""
     is_leaf = lambda x: isinstance(x, Weighted | Spread | Moments | list)  # noqa: E731
     return jax.tree.map(function, tree, *others, is_leaf=is_leaf)
 
 
-def unweighted(value):
+def unweighted(value: PyTree) -> PyTree:
     """The values of the examples, or their shapes, without the weights."""
     return value.value if is_weighted(value) else value

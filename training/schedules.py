@@ -1,10 +1,17 @@
 """Schedules: step -> multiplier of the learning rate, in [0, 1]; lengths in steps or in epochs."""
 
+# pyright: reportOperatorIssue=false, reportArgumentType=false
+# A schedule is called with numbers of steps: `steps_or_epochs` replaces those that are None.
+
 import functools
 import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array
 
 from training.base import Schedule
 from utils import UnknownFact
@@ -28,7 +35,7 @@ IN_EPOCHS = {  # {annotation of a length in steps: annotation of the same length
 }
 
 
-def steps_or_epochs(factory):
+def steps_or_epochs(factory: Callable[..., Schedule]) -> Callable[..., Schedule]:
     """Let every length of a schedule, an argument `<prefix>steps`, be given in epochs as well.
     The signature for a config also has `<prefix>epochs`, after each `<prefix>steps`, and the facts
     that convert one into the other. The decorated function always gets numbers of steps."""
@@ -41,12 +48,13 @@ def steps_or_epochs(factory):
         if name in by_epochs:
             annotation = IN_EPOCHS[parameter.annotation]
             public.append(parameter.replace(name=by_epochs[name], annotation=annotation))
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     facts = ("steps_per_epoch", "total_steps") if "steps" in own else ("steps_per_epoch",)
-    public += [parameter.replace(name=f, default=None, annotation=int | None) for f in facts]
+    public += [inspect.Parameter(f, kind, default=None, annotation=int | None) for f in facts]
     signature = inspect.Signature(public, return_annotation=Schedule)
 
     @functools.wraps(factory)
-    def schedule(*args, **kwargs):
+    def schedule(*args: Any, **kwargs: Any) -> Schedule:
         given = signature.bind(*args, **kwargs)
         given.apply_defaults()
         steps = {name: in_steps(name, by_epochs[name], given.arguments) for name in by_epochs}
@@ -62,11 +70,11 @@ def steps_or_epochs(factory):
             length = f"{show(epochs)} is {show(steps[name])} steps"
             raise ValueError(f"{by_epochs[name]}: {length}; {rest}") from error
 
-    schedule.__signature__ = signature
+    vars(schedule)["__signature__"] = signature
     return schedule
 
 
-def show(length):
+def show(length: float | Sequence[float]) -> str:
     """The text of a length, or of several lengths, as in a config."""
     return str(list(length)) if isinstance(length, tuple | list) else f"{length:g}"
 
@@ -135,7 +143,9 @@ def warmup_cosine(
     return warmed_up(warmup_steps, cosine, end, steps, init_value)
 
 
-def warmed_up(warmup, decay, end, steps, start):
+def warmed_up(
+    warmup: int, decay: Callable[..., Schedule], end: float, steps: int, start: float
+) -> Callable[[ArrayLike], Array]:
     """A line from `start` to 1 over `warmup` steps, then a decay to `end` over the rest of
     `steps`."""
     if not 0 <= warmup < steps:
@@ -143,7 +153,7 @@ def warmed_up(warmup, decay, end, steps, start):
         raise ValueError(f"warmup_steps: must be {allowed}, got {warmup}")
     schedule = decay(end=end, steps=steps - warmup)
 
-    def warmed(step):
+    def warmed(step: ArrayLike) -> Array:
         up = start + (1 - start) * step / max(warmup, 1)
         return jnp.where(step < warmup, up, schedule(step - warmup))
 
@@ -162,7 +172,7 @@ def join(
         needed = f"{len(schedules) - 1} ascending steps, one between each two schedules"
         raise ValueError(f"boundary_steps: must be {needed}, got {starts}")
 
-    def joined(step):
+    def joined(step: ArrayLike) -> ArrayLike:
         value = schedules[0](step)
         for start, schedule in zip(starts, schedules[1:], strict=True):
             value = jnp.where(step < start, value, schedule(step - start))
@@ -171,7 +181,7 @@ def join(
     return joined
 
 
-def in_steps(name, name_in_epochs, given):
+def in_steps(name: str, name_in_epochs: str, given: Mapping[str, Any]) -> int | Sequence[int]:
     """The length `name`, or several lengths, in steps; the default of `steps` is the whole run."""
     steps, epochs = given[name], given[name_in_epochs]
     if steps is not None and epochs is not None:

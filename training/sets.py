@@ -1,20 +1,24 @@
 """The datasets of a run by name: train, validation sets, test."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType
+from typing import Any
 
-import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from data_loader.base import Arrays, Data, has_items, length, read_example
 from data_loader.loader import first_batches, split
 from data_loader.nest import check_integers, check_readable, check_type, map_nest, named_nest
+from training.base import Sets
 from training.objective import cutmix, mixup, supervised
+from training.options import LoaderOptions, TrainingOptions
 from utils import UserError
 
 
-def datasets(train, val, test, loader, overfit=0):
+def datasets(train: Any, val: Any, test: Any, loader: LoaderOptions, overfit: int = 0) -> Sets:
     """The sets of a run by name, with a validation set split off if `loader.val_size` is set."""
     held_out = val if isinstance(val, dict) else {"val": val}
     if taken := [name for name in ("train", "test") if name in held_out]:
@@ -35,7 +39,7 @@ def datasets(train, val, test, loader, overfit=0):
     return sets
 
 
-def check_sizes(sizes, val_size):
+def check_sizes(sizes: Mapping[str, int | None], val_size: float) -> None:
     """Refuse sets without examples, a `val_size` of data with a validation set, and the names of
     sets that metrics, which are called <set>_<metric>, cannot have. `sizes` are {set: how many
     examples or batches, None if unknown}."""
@@ -53,13 +57,13 @@ def check_sizes(sizes, val_size):
         )
 
 
-def split_sets(sets, loader, overfit=0):
+def split_sets(sets: Sets, loader: LoaderOptions, overfit: int = 0) -> Sets:
     """The sets of a run from the sets that a Data loads."""
     validation = {name: sets[name] for name in sets if name not in ("train", "test")}
     return datasets(sets["train"], validation, sets.get("test"), loader, overfit)
 
 
-def check_iterators(sets, training):
+def check_iterators(sets: Sets, training: TrainingOptions) -> None:
     """Refuse an iterator, such as a generator, as a set that is read more than once. A class of the
     user's own may begin again although its __iter__ returns itself."""
     ends_early = training.max_steps or training.max_seconds or training.limit_batches
@@ -76,7 +80,7 @@ def check_iterators(sets, training):
         raise UserError(f"{name}: is an iterator, which can be read only once, and {why}; {fix}")
 
 
-def check_items(name, data, options):
+def check_items(name: str, data: Any, options: LoaderOptions) -> None:
     """Refuse examples that cannot be read, and a list of batches, since a list is read as a list of
     examples."""
     if data is not None and has_items(data) and type(data) is not Arrays and length(data):
@@ -97,7 +101,7 @@ def check_items(name, data, options):
         raise UserError(f"{name}: looks like {what}; {fix}")
 
 
-def as_dataset(name, data):
+def as_dataset(name: str, data: Any) -> Any:
     """A pair (x, y) of arrays, or of nests of them, as a dataset; anything else unchanged."""
     check_data(name, data)
     if not isinstance(data, tuple | list) or len(data) != 2:
@@ -110,7 +114,7 @@ def as_dataset(name, data):
 SUPERVISED = (supervised, mixup, cutmix)  # the objectives that compare outputs with targets
 
 
-def check_data(name, data):
+def check_data(name: str, data: Any) -> None:
     """Refuse data that is not a pair, a dataset or an iterable of batches."""
     pair = f"pass a pair of arrays, (x, y), or a dataset (docs/data.md) as `{name}`"
     if isinstance(data, Data):
@@ -125,7 +129,7 @@ def check_data(name, data):
         raise UserError(f"{name}: {data!r} holds no examples; {pair}")
 
 
-def check_side(name, side, values, pair):
+def check_side(name: str, side: str, values: PyTree, pair: Sequence[PyTree]) -> None:
     """Refuse lists of numbers, lists of examples, and arrays that do not hold numbers."""
     check_readable({side: values}, name)
     for path, leaf in named_nest({side: values}):
@@ -136,7 +140,7 @@ def check_side(name, side, values, pair):
             found = f"holds {array.dtype}, not numbers"
             raise UserError(f"{name}: {path} {found}; {numbers_from(path, leaf, array)}")
         check_type(f"{name}: {path}", array.dtype)
-        check_integers({path: array}, 64 if jax.config.jax_enable_x64 else 32, name)
+        check_integers({path: array}, 8 * jnp.result_type(int).itemsize, name)
     other = pair[1] if side == "x" else pair[0]
     is_list = isinstance(values, list) and hasattr(other, "shape") and len(values) == len(other)
     if is_list and any(np.shape(leaf)[:1] != (len(other),) for leaf in values):
@@ -144,7 +148,7 @@ def check_side(name, side, values, pair):
         raise UserError(f"{name}: {side} is a list of {len(values)} arrays; {fix}")
 
 
-def numbers_from(path, leaf, array):
+def numbers_from(path: str, leaf: Any, array: np.ndarray) -> str:
     """How numbers can be made of what is not numbers."""
     if hasattr(leaf, "toarray"):  # a sparse matrix of SciPy
         return f"pass {path}.toarray()"
@@ -161,7 +165,7 @@ def numbers_from(path, leaf, array):
     return "pass numbers; np.unique(names, return_inverse=True)[1] numbers the names"
 
 
-def check_pairs(sets, objective):
+def check_pairs(sets: Sets, objective: Callable) -> None:
     """Refuse a single array where the objective needs pairs, as from fit(model, x, y)."""
     if getattr(objective, "func", objective) not in SUPERVISED:
         return

@@ -1,12 +1,16 @@
 """Transforms of gradients, chains of them, and optimizers for groups of params."""
 
 import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, PyTree
 
-from training.base import Optimizer, Schedule
+from training.base import Number, Optimizer, Schedule
 from utils import UserError, is_stacked, map_named, match_rules, named_leaves
 from utils.forms import Count, NonNegative, Positive, PositiveShare, checked, regex
 
@@ -16,83 +20,91 @@ LAST = r"(norm|last|hidden|head)/.*"
 NO_STEP = "takes no step, as it only changes gradients; end a chain with an optimizer, such as sgd"
 
 
-def scale(factor, tree):
+def scale(factor: ArrayLike, tree: PyTree) -> PyTree:
     """A tree times a number; the leaves keep their dtypes, whatever the dtype of the number."""
     return jax.tree.map(lambda x: (factor * x).astype(x.dtype), tree)
 
 
-def of_blocks(fn):
+def of_blocks(fn: Callable[..., Array]) -> Callable[..., Array]:
     """fn(leaf, ...) as a function of (name, leaf, ...) that treats stacked blocks one by one."""
     return lambda name, *leaves: (jax.vmap(fn) if is_stacked(name) else fn)(*leaves)
 
 
-def stateless(change, kind=""):
+def stateless(
+    change: Callable[[PyTree, PyTree], PyTree], kind: str = ""
+) -> Annotated[Optimizer, "no part"]:
     """An optimizer without state, made from change(grads, params) -> updates."""
     return Optimizer(
         lambda params: {}, lambda grads, state, params=None: (change(grads, params), state), kind
     )
 
 
-def kind_of(optimizer):
+def kind_of(optimizer: Optimizer) -> str:
     """Optimizer.kind, also of an optimizer of Optax."""
     return getattr(optimizer, "kind", "")
 
 
-def check_may_change(optimizer, by):
+def check_may_change(optimizer: Optimizer, by: str) -> None:
     """Refuse to change the updates of an optimizer that moves params back, such as lookahead."""
     if kind_of(optimizer) == "return":
         fix = f"write lookahead({by}(...)), not {by}(lookahead(...))"
         raise ValueError(f"optimizer: {by} would shorten the way back of lookahead; {fix}")
 
 
-def check_rate(optimizer, by, fix):
+def check_rate(optimizer: Optimizer, by: str, fix: str) -> None:
     """Refuse to multiply all updates of a run with an optimizer that moves params back."""
     if kind_of(optimizer) == "return":
         raise UserError(f"{by} multiplies all updates, also the way back of lookahead; {fix}")
 
 
-def strongest(kinds, other):
+def strongest(kinds: Sequence[str], other: str) -> str:
     """The kind of several optimizers together; `other` if none of them takes a step."""
     return next((kind for kind in ("return", "step") if kind in kinds), other)
 
 
-def add_decay(grads, params, weight_decay, exclude, include=".*"):
+def add_decay(
+    grads: PyTree, params: PyTree, weight_decay: Number, exclude: str, include: str = ".*"
+) -> PyTree:
     """Add weight_decay * param to the leaves that `include` matches and `exclude` does not."""
 
-    def decayed(name, g, p):
+    def decayed(name: str, g: Array, p: Array) -> Array:
         decays = re.fullmatch(include, name) and not re.fullmatch(exclude, name)
         return g + weight_decay * p if decays else g
 
     return map_named(decayed, grads, params)
 
 
-def matching(init, *rules):
+def matching(
+    init: Callable[[PyTree], PyTree], *rules: tuple[str, str]
+) -> Callable[[PyTree], PyTree]:
     """An `init` that raises if the regex of a rule (regex, default) matches no name. Only the
     default itself and the empty regex may match no name."""
     required = [(rule, None) for rule, default in rules if rule not in ("", default)]
 
-    def checked_init(params):
+    def checked_init(params: PyTree) -> PyTree:
         match_rules(required, named_leaves(params))
         return init(params)
 
     return checked_init
 
 
-def partition(label, optimizers):
+def partition(
+    label: Callable[[dict[str, Array]], dict[str, str]], optimizers: dict[str, Optimizer]
+) -> Annotated[Optimizer, "no part"]:
     """Update each leaf by optimizers[key], where label({name: leaf}) -> {name: key}. Each optimizer
     sees its leaves as a flat dict {name: leaf}."""
 
-    def split(tree, keys):
+    def split(tree: PyTree, keys: dict[str, str]) -> dict[str, dict[str, Array]]:
         parts = {key: {} for key in optimizers}
         for name, leaf in named_leaves(tree).items():
             parts[keys[name]][name] = leaf
         return parts
 
-    def init(params):
+    def init(params: PyTree) -> PyTree:
         parts = split(params, label(named_leaves(params)))
         return {key: optimizer.init(parts[key]) for key, optimizer in optimizers.items()}
 
-    def update(grads, state, params=None):
+    def update(grads: PyTree, state: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
         keys = label(named_leaves(grads))
         g, p = split(grads, keys), split(params, keys)
         updates, states = {}, {}
@@ -108,7 +120,7 @@ def partition(label, optimizers):
 def clip_by_global_norm(max_norm: Positive) -> Optimizer:
     """Scale all gradients together, so that their joint norm is at most `max_norm`."""
 
-    def clip(grads, params):
+    def clip(grads: PyTree, params: PyTree) -> PyTree:
         norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)))
         return scale(jnp.minimum(1.0, max_norm / norm), grads)
 
@@ -143,7 +155,7 @@ def scaled(optimizer: Optimizer, rate: Positive) -> Optimizer:
     """The updates of an optimizer, multiplied by `rate`."""
     check_may_change(optimizer, "scaled")
 
-    def update(grads, state, params=None):
+    def update(grads: PyTree, state: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
         updates, state = optimizer.update(grads, state, params)
         return scale(rate, updates), state
 
@@ -165,17 +177,17 @@ def lookahead(
     if kind_of(optimizer) == "return":
         raise ValueError("optimizer: is or contains a lookahead already; keep one of the two")
 
-    def init(params):
+    def init(params: PyTree) -> PyTree:
         step = jnp.zeros((), jnp.int32)
         return {"step": step, "slow": params, "optimizer": optimizer.init(params)}
 
-    def update(grads, state, params):
+    def update(grads: PyTree, state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
         updates, inner = optimizer.update(grads, state["optimizer"], params)
         step = state["step"] + 1
         factor = share if schedule is None else share * schedule(step)
         taken = jnp.where(step % every == 0, factor, 0)
 
-        def moved(slow, p, u):
+        def moved(slow: Array, p: Array, u: Array) -> Array:
             return slow + (taken * (p + u - slow)).astype(slow.dtype)
 
         slow = jax.tree.map(moved, state["slow"], params, updates)
@@ -194,17 +206,17 @@ def layer_decay(optimizer: Optimizer, decay: PositiveShare, last: str = LAST) ->
     regex(last=last)
     check_may_change(optimizer, "layer_decay")
 
-    def init(params):
+    def init(params: PyTree) -> PyTree:
         if not blocks_of(named_leaves(params)):
             raise UserError("layer_decay: no param is in a block, as blocks/0/norm/scale is")
         return optimizer.init(params)
 
-    def update(grads, state, params=None):
+    def update(grads: PyTree, state: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
         updates, state = optimizer.update(grads, state, params)
         blocks = blocks_of(named_leaves(updates))
         count = max(numbers[-1] for numbers in blocks.values()) + 1
 
-        def scaled_leaf(name, u):
+        def scaled_leaf(name: str, u: Array) -> Array:
             if re.fullmatch(last, name):
                 return u
             rates = decay ** (count - np.array(blocks.get(name, [-1]), float))
@@ -216,7 +228,7 @@ def layer_decay(optimizer: Optimizer, decay: PositiveShare, last: str = LAST) ->
     return Optimizer(matching(init, (last, LAST)), update, kind_of(optimizer))
 
 
-def blocks_of(names):
+def blocks_of(names: Iterable[str]) -> dict[str, range]:
     """{name of a leaf: the numbers of its blocks} of the leaves in a block or stacked blocks."""
     matches = {name: re.fullmatch(BLOCKS, name) for name in names}
     return {n: range(int(m[1]), int(m[2] or m[1]) + 1) for n, m in matches.items() if m}
@@ -228,25 +240,26 @@ def groups(rules: tuple[tuple[str, Optimizer], ...]) -> Optimizer:
     if not rules:
         raise ValueError("rules: must hold at least one [regex, optimizer], got none")
     for pair in rules:
-        rule, optimizer = pair if isinstance(pair, list | tuple) and len(pair) == 2 else (None, 0)
-        if not isinstance(rule, str) or not hasattr(optimizer, "init"):
+        is_pair = isinstance(pair, list | tuple) and len(pair) == 2
+        if not is_pair or not isinstance(pair[0], str) or not hasattr(pair[1], "init"):
             form = 'groups([["head/.*", adamw(lr=0.01)], [".*", frozen()]])'
             raise ValueError(f"rules: {pair!r} is not [regex, optimizer]; pass pairs, as {form}")
+        rule, optimizer = pair
         regex(rules=rule)
         if kind_of(optimizer) == "gradients":
             raise ValueError(f"rules: {rule!r}: {NO_STEP}")
 
-    def label(leaves):
+    def label(leaves: dict[str, Array]) -> dict[str, str]:
         keys = match_rules([(rule, str(i)) for i, (rule, _) in enumerate(rules)], leaves)
         if unmatched := ", ".join(name for name, key in keys.items() if key is None):
             fix = "end the rules with ['.*', an optimizer]"
             raise UserError(f"groups: no rule matches {unmatched}; {fix}")
-        return keys
+        return {name: str(key) for name, key in keys.items()}
 
     return partition(label, {str(i): optimizer for i, (_, optimizer) in enumerate(rules)})
 
 
-def chain(*optimizers: Optimizer):
+def chain(*optimizers: Optimizer) -> Annotated[Optimizer, "no part"]:
     """Apply optimizers one after another. Not a part: in a config, a list is a chain."""
     if not optimizers:
         raise ValueError("optimizers: a chain must hold at least one, got none")
@@ -254,7 +267,9 @@ def chain(*optimizers: Optimizer):
     if problem := misplaced(kinds, [f"optimizer {i}" for i in range(len(kinds))]):
         raise ValueError(f"optimizers: {problem[1]}")
 
-    def update(updates, states, params=None):
+    def update(
+        updates: PyTree, states: Sequence[PyTree], params: PyTree | None = None
+    ) -> tuple[PyTree, list[PyTree]]:
         new_states = []
         for optimizer, state in zip(optimizers, states, strict=True):
             updates, state = optimizer.update(updates, state, params)
@@ -266,7 +281,7 @@ def chain(*optimizers: Optimizer):
     return Optimizer(init, update, kind)
 
 
-def misplaced(kinds, names):
+def misplaced(kinds: Sequence[str], names: Sequence[str]) -> tuple[int, str] | None:
     """(the index of a part of a chain whose place must be a mistake, why), or None. Besides the
     kinds of Optimizer, there is "rate", for a part that has a learning rate."""
     kinds = ["step" if kind == "return" else kind for kind in kinds]
@@ -288,10 +303,10 @@ def scheduled(optimizer: Optimizer, schedule: Schedule) -> Optimizer:
     """The updates of an optimizer, multiplied by schedule(number of updates before)."""
     check_may_change(optimizer, "scheduled")
 
-    def init(params):
+    def init(params: PyTree) -> PyTree:
         return {"step": jnp.zeros((), jnp.int32), "optimizer": optimizer.init(params)}
 
-    def update(grads, state, params=None):
+    def update(grads: PyTree, state: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
         step = state["step"]
         updates, inner = optimizer.update(grads, state["optimizer"], params)
         return scale(schedule(step), updates), {"step": step + 1, "optimizer": inner}

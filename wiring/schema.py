@@ -4,7 +4,6 @@
 """
 
 import argparse
-import inspect
 import json
 import re
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 from training.kinds import KINDS, find, marker
+from training.options import comments
 from utils import run_command
 from wiring import parts
 from wiring.own_modules import own_parts
@@ -72,14 +72,6 @@ def described(properties, function):
     """Add the comment of each argument to its schema."""
     for name, comment in comments(function).items():
         properties[name if name in properties else f"${name}"]["description"] = comment
-
-
-def comments(options):
-    """{name: the comment above or beside it} of a function, a dataclass or a TypedDict."""
-    field = r"^((?:    # .*\n)*)    (\w+): .*?(?:  # (.*))?$"
-    found = re.findall(field, inspect.getsource(options), re.MULTILINE)
-    texts = {name: " ".join(re.findall("# (.*)", above)) or beside for above, name, beside in found}
-    return {name: text for name, text in texts.items() if text}
 
 
 def part(kind, folders=()):

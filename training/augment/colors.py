@@ -5,18 +5,21 @@ from typing import Annotated
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Int, Shaped
 
 from training.augment.geometry import image_shape
-from training.base import Augmented
+from training.base import Augmented, marked
 from utils.forms import NonNegative, Range, checked
 
 Turn = Annotated[float, Range("at least 0 and at most 0.5", minimum=0, maximum=0.5)]
 
 
+@marked(of_raw=True, of_values=True)
 @checked
 def color_jitter(
-    key,
-    x,
+    key: Array,
+    x: Array,
     *,
     brightness: NonNegative = 0.4,
     contrast: NonNegative = 0.4,
@@ -37,10 +40,7 @@ def color_jitter(
     return as_image(turn_hue(levels, turn), x)
 
 
-color_jitter.of_raw = color_jitter.of_values = True
-
-
-def as_levels(name, x):
+def as_levels(name: str, x: Array) -> Float[Array, "height width channels"]:
     """A raw image as floats from 0 to 255."""
     image_shape(x)
     if x.dtype == jnp.uint8:
@@ -50,19 +50,23 @@ def as_levels(name, x):
     return 255 * x.astype(jnp.float32)
 
 
-def as_image(levels, x):
+def as_image(
+    levels: Float[Array, "height width channels"], x: Array
+) -> Shaped[Array, "height width channels"]:
     """Levels as an image of the dtype of x."""
     if x.dtype == jnp.uint8:
         return jnp.round(levels).astype(jnp.uint8)
     return (levels / 255).astype(x.dtype)
 
 
-def blended(base, levels, factor):
+def blended(
+    base: ArrayLike, levels: Float[Array, "height width channels"], factor: ArrayLike
+) -> Float[Array, "height width channels"]:
     """The base for the factor 0, the image for 1, and an extrapolation above 1."""
     return jnp.clip(base + factor * (levels - base), 0, 255)
 
 
-def gray(levels):
+def gray(levels: Float[Array, "height width channels"]) -> Float[Array, "height width _"]:
     """The brightness of each pixel, as one channel; unchanged if there are not 3 channels."""
     if levels.shape[-1] != 3:
         return levels
@@ -70,19 +74,27 @@ def gray(levels):
     return jnp.sum(levels * shares, -1, keepdims=True)
 
 
-def adjust_brightness(levels, factor):
+def adjust_brightness(
+    levels: Float[Array, "height width channels"], factor: ArrayLike
+) -> Float[Array, "height width channels"]:
     return blended(0.0, levels, factor)
 
 
-def adjust_contrast(levels, factor):
+def adjust_contrast(
+    levels: Float[Array, "height width channels"], factor: ArrayLike
+) -> Float[Array, "height width channels"]:
     return blended(gray(levels).mean(), levels, factor)
 
 
-def adjust_saturation(levels, factor):
+def adjust_saturation(
+    levels: Float[Array, "height width channels"], factor: ArrayLike
+) -> Float[Array, "height width channels"]:
     return blended(gray(levels), levels, factor)
 
 
-def adjust_sharpness(levels, factor):
+def adjust_sharpness(
+    levels: Float[Array, "height width channels"], factor: ArrayLike
+) -> Float[Array, "height width channels"]:
     """A factor below 1 is smoother; the pixels at the border are unchanged."""
     height, width, _ = levels.shape
     around = [levels[i : height - 2 + i, j : width - 2 + j] for i in range(3) for j in range(3)]
@@ -90,7 +102,9 @@ def adjust_sharpness(levels, factor):
     return blended(levels.at[1:-1, 1:-1].set(smooth), levels, factor)
 
 
-def turn_hue(levels, turn):
+def turn_hue(
+    levels: Float[Array, "height width channels"], turn: ArrayLike
+) -> Float[Array, "height width channels"]:
     """Turn the hue by a share of the colour circle; unchanged if there are not 3 channels."""
     if levels.shape[-1] != 3:
         return levels
@@ -104,35 +118,43 @@ def turn_hue(levels, turn):
         jnp.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
     )
 
-    def channel(start):
+    def channel(start: int) -> Float[Array, "height width"]:
         k = (start + sector + 6 * turn) % 6
         return value - chroma * jnp.clip(jnp.minimum(k, 4 - k), 0, 1)
 
     return jnp.stack([channel(5), channel(3), channel(1)], -1)
 
 
-def posterize(levels, bits):
+def posterize(
+    levels: Float[Array, "height width channels"], bits: ArrayLike
+) -> Float[Array, "height width channels"]:
     """Keep the highest bits of each level."""
     step = 2.0 ** (8 - bits)
     return jnp.floor(jnp.round(levels) / step) * step
 
 
-def solarize(levels, threshold):
+def solarize(
+    levels: Float[Array, "height width channels"], threshold: ArrayLike
+) -> Float[Array, "height width channels"]:
     """Invert the levels that reach a threshold."""
     return jnp.where(jnp.round(levels) >= threshold, 255 - levels, levels)
 
 
-def autocontrast(levels):
+def autocontrast(
+    levels: Float[Array, "height width channels"],
+) -> Float[Array, "height width channels"]:
     """Stretch each channel to the whole range."""
     low, high = levels.min((0, 1)), levels.max((0, 1))
     stretched = (levels - low) * (255 / jnp.where(high > low, high - low, 1))
     return jnp.where(high > low, stretched, levels)
 
 
-def equalize(levels):
+def equalize(
+    levels: Float[Array, "height width channels"],
+) -> Float[Array, "height width channels"]:
     """Spread the levels of each channel so that all are about as frequent."""
 
-    def channel(level):
+    def channel(level: Int[Array, "height width"]) -> Int[Array, "height width"]:
         counts = jnp.zeros(256, int).at[level].add(1)
         # What Pillow leaves out is the count of the highest level.
         step = (level.size - counts[level.max()]) // 255

@@ -6,12 +6,15 @@ nearest pixel. `target_fill` fills the gap in arrays of whole numbers, for examp
 `ignore_label` of the loss; other arrays, such as weights of pixels, get zeros there."""
 
 import math
-from typing import Annotated, Literal
+from collections.abc import Callable
+from typing import Annotated, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
-from training.base import Augmented
+from training.base import Augmented, marked
 from training.objective import is_image
 from utils.forms import (
     Count,
@@ -27,12 +30,15 @@ from utils.forms import (
 
 Slant = Annotated[float, Range("at least 0 and below 90 degrees", minimum=0, exclusiveMaximum=90)]
 
+# change(image, whether it holds whole numbers, which must not be interpolated) -> image
+Change: TypeAlias = Callable[[Array, bool], Array]
+
 
 @checked
 def random_crop(
-    key,
-    x,
-    target=None,
+    key: Array,
+    x: Array,
+    target: PyTree = None,
     *,
     padding: Count = 4,
     fill: Literal["zeros", "mirror"] = "zeros",
@@ -46,7 +52,7 @@ def random_crop(
     top, left = jax.random.randint(key, (2,), 0, 2 * padding + 1)
     modes = {"zeros": "constant", "mirror": "reflect"}
 
-    def crop(image, _whole):
+    def crop(image: Array, _whole: bool) -> Array:
         padded = jnp.pad(image, ((padding, padding), (padding, padding), (0, 0)), modes[fill])
         return jax.lax.dynamic_slice(padded, (top, left, 0), image.shape)
 
@@ -55,9 +61,9 @@ def random_crop(
 
 @checked
 def random_resized_crop(
-    key,
-    x,
-    target=None,
+    key: Array,
+    x: Array,
+    target: PyTree = None,
     *,
     area: tuple[PositiveShare, PositiveShare] = (0.08, 1.0),
     aspect: tuple[Positive, Positive] = (0.75, 4 / 3),
@@ -72,13 +78,16 @@ def random_resized_crop(
 
 
 @checked
-def random_flip(key, x, target=None, *, probability: Share = 0.5) -> Augmented:
+def random_flip(
+    key: Array, x: Array, target: PyTree = None, *, probability: Share = 0.5
+) -> Augmented:
     """Mirror the image left to right, with a probability."""
     image_shape(x)
     return flipped_where(jax.random.bernoulli(key, probability), x, target)
 
 
-def alternating_flip(epoch, x, target=None) -> Augmented:
+@marked(by_epoch=True)
+def alternating_flip(epoch: ArrayLike, x: Array, target: PyTree = None) -> Augmented:
     """Mirror the image left to right in every second epoch: in the odd or in the even epochs, which
     a hash of the raw image decides. In two epochs the model sees every image and its mirror image,
     which `random_flip` leaves to chance (Jordan, 2024)."""
@@ -89,18 +98,16 @@ def alternating_flip(epoch, x, target=None) -> Augmented:
     return flipped_where((half + epoch) % 2 == 1, x, target)
 
 
-alternating_flip.by_epoch = True
-
-
-def flipped_where(condition, x, target):
+def flipped_where(condition: Array, x: Array, target: PyTree) -> PyTree:
     """The image, and its target if there is one, mirrored if the condition is true."""
     return of_both(lambda a, _whole: jnp.where(condition, a[:, ::-1], a), x, target)
 
 
+@marked(of_values=True)
 @checked
 def random_erase(
-    key,
-    x,
+    key: Array,
+    x: Array,
     *,
     probability: Share = 0.5,
     area: tuple[PositiveShare, PositiveShare] = (0.02, 0.33),
@@ -123,14 +130,11 @@ def random_erase(
     return jnp.where(erased, jnp.zeros_like(x), x)
 
 
-random_erase.of_values = True
-
-
 @checked
 def random_affine(
-    key,
-    x,
-    target=None,
+    key: Array,
+    x: Array,
+    target: PyTree = None,
     *,
     rotation: NonNegative = 10.0,
     scale: tuple[Positive, Positive] = (0.9, 1.1),
@@ -154,27 +158,29 @@ def random_affine(
     moved = shift * jax.random.uniform(shift_key, (2,), minval=-1.0)
     place = sheared @ turned / size, moved
 
-    def resample(image, whole):
+    def resample(image: Array, whole: bool) -> Array:
         return (nearest if whole else resampled)(image, *place)
 
     return of_both(resample, x, target, target_fill)
 
 
-def of_both(change, x, target, fill=0):
+def of_both(change: Change, x: Array, target: PyTree, fill: int = 0) -> PyTree:
     """change(x, False) of an image; with a target, (it, the target after the same change)."""
     changed = change(x, False)
     return changed if target is None else (changed, of_target(change, x, target, fill))
 
 
-def of_target(change, x, target, fill=0):
+def of_target(change: Change, x: Array, target: PyTree, fill: int = 0) -> PyTree:
     """The target of x with every image in it changed by `change(image, whole)`; `whole` says that
     it holds whole numbers, which must not be interpolated. The zeros that it puts into these become
     `fill`."""
 
-    def of_leaf(leaf):
-        if not is_image(leaf.shape, x.shape[:2]):
+    height, width, _ = x.shape
+
+    def of_leaf(leaf: Array) -> Array:
+        if not is_image(leaf.shape, (height, width)):
             return leaf
-        image = leaf.reshape(*x.shape[:2], -1)
+        image = leaf.reshape(height, width, -1)
         if jnp.issubdtype(leaf.dtype, jnp.floating):
             return change(image, False).reshape(leaf.shape)
         gap = 0 if leaf.dtype == bool else fill
@@ -184,33 +190,42 @@ def of_target(change, x, target, fill=0):
     return jax.tree.map(of_leaf, target)
 
 
-def check_area(area):
+def check_area(area: tuple[float, float]) -> None:
     if not 0 < area[0] <= area[1] <= 1:
         raise ValueError(f"area: must be two ascending fractions in (0, 1], got {area}")
 
 
-def ascending_pair(**arguments):
+def ascending_pair(**arguments: tuple[float, float]) -> None:
     """Require pairs of finite numbers above 0, the second at least as large as the first."""
     require(
         arguments, lambda x: 0 < x[0] <= x[1] < math.inf, "two ascending finite numbers above 0"
     )
 
 
-def check_stays(x, **pixels):
+def check_stays(x: Array, **pixels: int | float) -> None:
     """Refuse a shift by so many pixels that nothing of an image may be left."""
     side = min(x.shape[:2])
     below = f"below {side}, the shorter side of the images"
     require(pixels, lambda count: is_traced(count) or count < side, below)
 
 
-def crop_box(key, height, width, area, aspect, tries=10):
+def crop_box(
+    key: Array,
+    height: int,
+    width: int,
+    area: tuple[float, float],
+    aspect: tuple[float, float],
+    tries: int = 10,
+) -> tuple[Int[Array, ""], Int[Array, ""], Int[Array, ""], Int[Array, ""]]:
     """(top, left, height, width) of a random part: the first of ten that lies in the image, else
     the largest one in the middle whose aspect is allowed; as in torchvision."""
     size_key, aspect_key, top_key, left_key = jax.random.split(key, 4)
     low, high = aspect
     size = jax.random.uniform(size_key, (tries,), minval=area[0], maxval=area[1])
-    bounds = {"minval": math.log(low), "maxval": math.log(high)}
-    root = jnp.sqrt(jnp.exp(jax.random.uniform(aspect_key, (tries,), **bounds)))
+    ratio = jnp.exp(
+        jax.random.uniform(aspect_key, (tries,), minval=math.log(low), maxval=math.log(high))
+    )
+    root = jnp.sqrt(ratio)
     side = jnp.sqrt(size * height * width)
     rows, columns = (jnp.round(a).astype(int) for a in (side * root, side / root))
     fits = (rows > 0) & (rows <= height) & (columns > 0) & (columns <= width)
@@ -226,14 +241,25 @@ def crop_box(key, height, width, area, aspect, tries=10):
     return top, left, box[0], box[1]
 
 
-def resized_crop(x, top, left, rows, columns, to_nearest=False):
+def resized_crop(
+    x: Shaped[Array, "height width channels"],
+    top: ArrayLike,
+    left: ArrayLike,
+    rows: ArrayLike,
+    columns: ArrayLike,
+    to_nearest: bool = False,
+) -> Shaped[Array, "height width channels"]:
     """A part of the image, enlarged to the image's size: bilinearly, or to the nearest pixels."""
 
-    def places(start, count, size):  # of the pixels of the result in x, along one axis
+    def places(
+        start: ArrayLike, count: ArrayLike, size: int
+    ) -> Float[Array, "size"]:  # of the pixels of the result in x, along one axis
         position = start + (jnp.arange(size) + 0.5) * (count / size) - 0.5
         return jnp.clip(position, start, start + count - 1)
 
-    def weights(position):  # (pixels of the result, pixels of x)
+    def weights(
+        position: Float[Array, "size"],
+    ) -> Float[Array, "size size"]:  # (pixels of the result, pixels of x)
         return jnp.maximum(0, 1 - jnp.abs(position[:, None] - jnp.arange(len(position))))
 
     down, right = places(top, rows, x.shape[0]), places(left, columns, x.shape[1])
@@ -245,7 +271,9 @@ def resized_crop(x, top, left, rows, columns, to_nearest=False):
     return rounded_to(x.dtype, jnp.einsum("jc,icd->ijd", right, y, precision="highest"))
 
 
-def resampled(x, matrix, shift):
+def resampled(
+    x: Array, matrix: Float[Array, "2 2"], shift: Float[Array, "2"]
+) -> Shaped[Array, "height width channels"]:
     """The image whose pixel `p` is x at `matrix @ p + shift`, interpolated bilinearly. Positions
     are relative to the centre; outside x there are zeros."""
     height, width, channels = image_shape(x)
@@ -258,7 +286,7 @@ def resampled(x, matrix, shift):
     down, right = (rows - top)[..., None], (columns - left)[..., None]
     first = (top * (width + 3) + left).astype(int)
 
-    def row(i):
+    def row(i: int) -> Float[Array, "height width channels"]:
         pixel = first + i * (width + 3)
         return (1 - right) * pixels[pixel] + right * pixels[pixel + 1]
 
@@ -266,7 +294,9 @@ def resampled(x, matrix, shift):
     return rounded_to(x.dtype, y)
 
 
-def nearest(x, matrix, shift):
+def nearest(
+    x: Array, matrix: Float[Array, "2 2"], shift: Float[Array, "2"]
+) -> Shaped[Array, "height width channels"]:
     """Like `resampled`, but each pixel is the nearest one of x."""
     height, width, channels = image_shape(x)
     rows, columns = jnp.floor(positions(x, matrix, shift) + 0.5).astype(int)
@@ -275,7 +305,9 @@ def nearest(x, matrix, shift):
     return jnp.where(inside[..., None], pixels, 0)
 
 
-def positions(x, matrix, shift):
+def positions(
+    x: Array, matrix: Float[Array, "2 2"], shift: Float[Array, "2"]
+) -> Float[Array, "2 height width"]:
     """matrix @ p + shift for all pixels p, relative to the centre, as rows and columns of x."""
     height, width, _ = image_shape(x)
     centre = jnp.array([(height - 1) / 2, (width - 1) / 2])
@@ -285,11 +317,11 @@ def positions(x, matrix, shift):
     return moved + (centre + shift)[:, None, None]
 
 
-def rounded_to(dtype, y):
+def rounded_to(dtype: DTypeLike, y: Array) -> Array:
     return (jnp.round(y) if jnp.issubdtype(dtype, jnp.integer) else y).astype(dtype)
 
 
-def span(key, length, count):
+def span(key: Array, length: Float[Array, ""], count: int) -> Bool[Array, "count"]:
     """A mask over `count` positions: a random stretch of about `length`, never empty."""
     length = jnp.clip(jnp.round(length).astype(int), 1, count)
     start = jax.random.randint(key, (), 0, count - length + 1)
@@ -297,9 +329,10 @@ def span(key, length, count):
     return (start <= positions) & (positions < start + length)
 
 
-def image_shape(x):
+def image_shape(x: Array) -> tuple[int, int, int]:
     """(height, width, channels) of an image; anything else is an error."""
     if x.ndim != 3:
         axes = "(height, width, channels)"
         raise ValueError(f"augment: an image has the axes {axes}, got the shape {x.shape}")
-    return x.shape
+    height, width, channels = x.shape
+    return height, width, channels

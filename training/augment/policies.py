@@ -6,6 +6,8 @@ from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from training.augment.colors import (
     adjust_brightness,
@@ -19,8 +21,8 @@ from training.augment.colors import (
     posterize,
     solarize,
 )
-from training.augment.geometry import nearest, of_target
-from training.base import Augmented
+from training.augment.geometry import image_shape, nearest, of_target
+from training.base import Augmented, marked
 from utils.forms import Count, Range, checked
 
 BINS = 30  # strengths are 0 to 30
@@ -37,22 +39,34 @@ class Reach(NamedTuple):
     bits: int  # that posterize may remove
 
 
+@marked(of_raw=True)
 @checked
 def rand_augment(
-    key, x, target=None, *, count: Count = 2, magnitude: Strength = 9, target_fill: int = 0
+    key: Array,
+    x: Array,
+    target: PyTree = None,
+    *,
+    count: Count = 2,
+    magnitude: Strength = 9,
+    target_fill: int = 0,
 ) -> Augmented:
     """`count` random changes of geometry or colours, all of one magnitude (RandAugment, Cubuk et
     al., 2019). It works on the raw image: bytes, or floats in [0, 1]. `target_fill` fills the gaps
     in a mask of whole numbers."""
     levels = as_levels("rand_augment", x)
-    shift = tuple(150 / 331 * size for size in x.shape[:2])
-    reach = Reach(shear=0.3, shift=shift, degrees=30, factor=0.9, bits=4)
+    height, width, _ = x.shape
+    reach = Reach(
+        shear=0.3, shift=(150 / 331 * height, 150 / 331 * width), degrees=30, factor=0.9, bits=4
+    )
     for change_key in jax.random.split(key, count):
         levels, target = changed(change_key, levels, target, magnitude / BINS, reach, target_fill)
     return as_image(levels, x) if target is None else (as_image(levels, x), target)
 
 
-def trivial_augment(key, x, target=None, *, target_fill: int = 0) -> Augmented:
+@marked(of_raw=True)
+def trivial_augment(
+    key: Array, x: Array, target: PyTree = None, *, target_fill: int = 0
+) -> Augmented:
     """One random change of geometry or colours, of a random magnitude (TrivialAugment, Müller and
     Hutter, 2021, wide ranges). It works on the raw image: bytes, or floats in [0, 1]. `target_fill`
     fills the gaps in a mask of whole numbers."""
@@ -64,10 +78,14 @@ def trivial_augment(key, x, target=None, *, target_fill: int = 0) -> Augmented:
     return as_image(levels, x) if target is None else (as_image(levels, x), target)
 
 
-rand_augment.of_raw = trivial_augment.of_raw = True
-
-
-def changed(key, levels, target, strength, reach, target_fill):
+def changed(
+    key: Array,
+    levels: Float[Array, "height width channels"],
+    target: PyTree,
+    strength: ArrayLike,
+    reach: Reach,
+    target_fill: int,
+) -> tuple[Float[Array, "height width channels"], PyTree]:
     """(levels, target) after one of fourteen changes, of a strength from 0 to 1, in a random
     direction; the target gets only a change of the geometry."""
     which_key, sign_key = jax.random.split(key)
@@ -77,7 +95,13 @@ def changed(key, levels, target, strength, reach, target_fill):
     return change(levels, *how), target
 
 
-def change(levels, which, strength, sign, reach):
+def change(
+    levels: Float[Array, "height width channels"],
+    which: Int[Array, ""],
+    strength: ArrayLike,
+    sign: Int[Array, ""],
+    reach: Reach,
+) -> Float[Array, "height width channels"]:
     """The change with this number: 0 is none, 1 to 5 change the geometry, the others the colours.
 
     Under vmap every branch is computed. So the branches of the geometry only compute a matrix, and
@@ -100,13 +124,23 @@ def change(levels, which, strength, sign, reach):
     return jax.lax.switch(jnp.maximum(which - 5, 0), changes, levels)
 
 
-def moved(image, which, strength, sign, reach):
+def moved(
+    image: Shaped[Array, "height width channels"],
+    which: Int[Array, ""],
+    strength: ArrayLike,
+    sign: Int[Array, ""],
+    reach: Reach,
+) -> Shaped[Array, "height width channels"]:
     """The part of the change with this number that concerns the geometry."""
     signed = sign * jnp.asarray(strength, jnp.float32)
-    return nearest(image, *placed(jnp.where(which > 5, 0, which), signed, reach, image.shape))
+    return nearest(
+        image, *placed(jnp.where(which > 5, 0, which), signed, reach, image_shape(image))
+    )
 
 
-def placed(which, signed, reach, shape):
+def placed(
+    which: Int[Array, ""], signed: Float[Array, ""], reach: Reach, shape: tuple[int, int, int]
+) -> tuple[Float[Array, "2 2"], Float[Array, "2"]]:
     """The (matrix, shift) with which `nearest` does nothing, shears along columns or rows, shifts
     to the right or down, or rotates."""
     height, width, _ = shape

@@ -3,8 +3,21 @@ these and real ones. The objective has a loss for each, the update an optimizer 
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, PyTree
 
-from training.base import Objective, Optimizer, StepResult, Update
+from model.base import Model
+from training.base import (
+    Functions,
+    LossFunction,
+    Measured,
+    Metrics,
+    Objective,
+    Optimizer,
+    StepResult,
+    TrainState,
+    Update,
+)
 from training.objective import inputs, x_of
 from training.transforms import NO_STEP, kind_of
 from training.update import apply_updates, counts_of, genuine, mean_of, moving_average, step_key
@@ -13,7 +26,14 @@ from utils.forms import NonNegative, checked
 
 
 @checked
-def adversarial(model, loss, metrics, preprocess, augment, penalty: NonNegative = 5.0) -> Objective:
+def adversarial(
+    model: Model,
+    loss: LossFunction,
+    metrics: Metrics,
+    preprocess: Functions,
+    augment: Functions,
+    penalty: NonNegative = 5.0,
+) -> Objective:
     """Goodfellow et al. (2014), for a model such as `gan`, with the update `alternating`. The loss
     has the terms "discriminator", for how well it distinguishes real examples, and "generator", for
     how well generated examples pass for real ones; each has a gradient for its own network alone.
@@ -21,24 +41,27 @@ def adversarial(model, loss, metrics, preprocess, augment, penalty: NonNegative 
     discriminator is right. `penalty` is R1 (Mescheder et al., 2018): half of it times the squared
     length of the discriminator's gradient at real examples. Without it, the discriminator soon
     wins, and the generator gets almost no gradient."""
-    noise = model.inputs() if getattr(model, "inputs", None) else None
+    shape_of_noise = getattr(model, "inputs", None)
+    noise = shape_of_noise() if shape_of_noise else None
     if not isinstance(noise, jax.ShapeDtypeStruct):
         raise UserError(
             "objective: adversarial needs a model that makes examples from noise, such as `gan`"
         )
 
-    def objective(params, state, batch, key, train):
+    def objective(
+        params: PyTree, state: PyTree, batch: PyTree, key: Array, train: bool
+    ) -> Measured:
         augment_key, noise_key, *keys = jax.random.split(key, 5)
         augmentation = augment if train else ()
         real, _ = inputs(preprocess, augmentation, augment_key, x_of(batch), None)
         z = jax.random.normal(noise_key, (real.shape[0], *noise.shape), real.dtype)
 
-        def apply(params, x, state, key):
+        def apply(params: PyTree, x: Array, state: PyTree, key: Array) -> tuple[Array, PyTree]:
             return model.apply(params, state, x, train=train, key=key)
 
         made, state = apply(params, z, state, keys[0])
 
-        def total_of_real(real):
+        def total_of_real(real: Array) -> tuple[Array, tuple[Array, PyTree]]:
             logits, new_state = apply(params, real, state, keys[1])
             return logits.sum(), (logits, new_state)
 
@@ -60,7 +83,11 @@ def adversarial(model, loss, metrics, preprocess, augment, penalty: NonNegative 
 
 
 def alternating(
-    objective, generator, *, discriminator: Optimizer, ema: float | None = None
+    objective: Objective,
+    generator: Optimizer,
+    *,
+    discriminator: Optimizer,
+    ema: float | None = None,
 ) -> Update:
     """First the discriminator takes a step, then the generator, against the new discriminator. Each
     minimizes the term of the loss with its name. The argument `discriminator` is its optimizer; the
@@ -69,7 +96,7 @@ def alternating(
         raise UserError(f"update.args.discriminator: {NO_STEP}")
     optimizers = {"discriminator": discriminator, "generator": generator}
 
-    def init(params):
+    def init(params: PyTree) -> tuple[PyTree, PyTree | None]:
         if params.keys() != optimizers.keys():
             names = ", ".join(map(str, params))
             needed = "a model with the params 'discriminator' and 'generator', such as `gan`"
@@ -78,9 +105,9 @@ def alternating(
         opt = {name: one.init({name: params[name]}) for name, one in optimizers.items()}
         return opt, None if ema is None else params
 
-    def step(ts, batch, valid):
+    def step(ts: TrainState, batch: PyTree, valid: ArrayLike) -> StepResult:
         key, mask = step_key(ts), genuine(batch, valid)
-        new, opt, grads = ts, {}, {}
+        new, opt, grads, losses, metrics = ts, {}, {}, {}, {}
         for i, (name, optimizer) in enumerate(optimizers.items()):
             arguments = new, batch, mask, jax.random.fold_in(key, i)
             grads[name], (losses, state, metrics) = gradient_of(objective, name, *arguments)
@@ -95,10 +122,17 @@ def alternating(
     return Update(init, step)
 
 
-def gradient_of(objective, name, ts, batch, mask, key):
+def gradient_of(
+    objective: Objective,
+    name: str,
+    ts: TrainState,
+    batch: PyTree,
+    mask: Bool[Array, "batch"],
+    key: Array,
+) -> tuple[PyTree, Measured]:
     """(the gradient of a network's term of the loss for its params, what the objective returns)."""
 
-    def own_loss(own):
+    def own_loss(own: PyTree) -> tuple[Array, Measured]:
         results = objective(ts.params | {name: own}, ts.state, batch, key, True, mask)
         term = term_of(results[0], name)
         return mean_of(term, mask, counts_of(term, mask)), results
@@ -106,7 +140,7 @@ def gradient_of(objective, name, ts, batch, mask, key):
     return jax.grad(own_loss, has_aux=True)(ts.params[name])
 
 
-def term_of(losses, name):
+def term_of(losses: PyTree, name: str) -> Float[Array, "batch"]:
     """The term of the loss that a network is trained for."""
     if not isinstance(losses, dict) or name not in losses:
         found = ", ".join(losses) if isinstance(losses, dict) else "a single loss"

@@ -2,8 +2,10 @@
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Num, PyTree
 
-from training.base import Objective
+from model.base import Model
+from training.base import Functions, LossFunction, Measured, Metrics, Number, Objective
 from training.loss import at_least_float32
 from training.objective import inputs, x_of
 from utils import UserError
@@ -11,13 +13,27 @@ from utils.forms import Positive, checked
 
 
 @checked
-def simclr(model, loss, metrics, preprocess, augment, temperature: Positive = 0.5) -> Objective:
+def simclr(
+    model: Model,
+    loss: LossFunction,
+    metrics: Metrics,
+    preprocess: Functions,
+    augment: Functions,
+    temperature: Positive = 0.5,
+) -> Objective:
     """Chen et al. (2020): the view most similar to an augmented view, among all other views in the
     batch, must be the second one of its example. Labels, `loss` and `metrics` are not used. The
     model's output is compared, or its "projection" (see the model `projected`). `matched` is how
     often the second view is the most similar one. An evaluation augments, too, with other keys."""
 
-    def objective(params, state, batch, key, train, mask):
+    def objective(
+        params: PyTree,
+        state: PyTree,
+        batch: PyTree,
+        key: Array,
+        train: bool,
+        mask: Bool[Array, "batch"],
+    ) -> Measured:
         if train and len(mask) < 2:
             fix = "raise loader.batch_size, or lower training.accumulate"
             raise UserError(f"objective: simclr compares examples, and a batch has only one; {fix}")
@@ -32,7 +48,9 @@ def simclr(model, loss, metrics, preprocess, augment, temperature: Positive = 0.
     return Objective(objective)
 
 
-def nt_xent(z, mask, temperature):
+def nt_xent(
+    z: Num[Array, "2*batch ..."], mask: Bool[Array, "batch"], temperature: Number
+) -> tuple[Float[Array, "batch"], Float[Array, "batch"]]:
     """(the loss of each example, whether its views are matched) of their first views, then of their
     second ones, (2 B, D): the cross entropy of finding the other view by the cosine, among the
     views of the examples in `mask`, (B,)."""

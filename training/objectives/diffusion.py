@@ -1,13 +1,21 @@
 """Diffusion: a model learns to predict the noise in images, and can then make images from noise."""
 
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, PyTree
 
 from model import diffusion
-from training.base import Objective
+from model.base import Model
+from training.base import (
+    Functions,
+    LossFunction,
+    Measured,
+    Metrics,
+    Objective,
+)
 from training.objective import finish_means, inputs, scored, x_of
 from utils import UserError
 from utils.forms import Share, checked
@@ -15,11 +23,11 @@ from utils.forms import Share, checked
 
 @checked
 def denoising_diffusion(
-    model,
-    loss,
-    metrics,
-    preprocess,
-    augment,
+    model: Model,
+    loss: LossFunction,
+    metrics: Metrics,
+    preprocess: Functions,
+    augment: Functions,
     prediction: Literal["v", "epsilon"] = "v",
     drop_label: Share = 0.1,
 ) -> Objective:
@@ -33,7 +41,9 @@ def denoising_diffusion(
             "and has `inputs` (model/base.py), such as unet"
         )
 
-    def objective(params, state, batch, key, train):
+    def objective(
+        params: PyTree, state: PyTree, batch: PyTree, key: Array, train: bool
+    ) -> Measured:
         augment_key, noise_key, time_key, drop_key, model_key = jax.random.split(key, 5)
         augmentation = augment if train else ()
         clean, _ = inputs(preprocess, augmentation, augment_key, x_of(batch), None)
@@ -41,8 +51,8 @@ def denoising_diffusion(
         # Evenly spread from a random start, so that the losses of batches differ less.
         time = (jax.random.uniform(time_key) + jnp.arange(len(clean)) / len(clean)) % 1
         x = {"image": diffusion.with_noise(clean, epsilon, time), "time": time}
-        if "label" in model.inputs():
-            label = batch[1] if isinstance(batch, tuple | list) else None
+        if model.inputs and "label" in model.inputs():
+            label: Any = batch[1] if isinstance(batch, tuple | list) else None
             if getattr(label, "ndim", None) != 1 or not jnp.issubdtype(label.dtype, jnp.integer):
                 fix = "for other targets, give the model num_classes 0"
                 raise UserError(f"denoising_diffusion: a label must be one integer; {fix}")
