@@ -24,8 +24,7 @@ from inference.examples import (
     table_sizes,
 )
 from inference.excluded import excluded_names
-from inference.lowering.compared import equal_sizes
-from inference.lowering.trace import UNBATCHED, describe, named, of_batch, trace
+from inference.lowering.trace import UNBATCHED, describe, equal_sizes, named, of_batch, trace
 from inference.lowering.walk import Missing
 from inference.metadata import add_metadata, commit_of, facts_of, size_names
 from inference.packages import needed

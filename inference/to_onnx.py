@@ -6,8 +6,7 @@ from pathlib import Path
 
 from inference.lowering.complex_numbers import is_complex_type
 from inference.lowering.onnx_ops import LAYERS, PRIMITIVES
-from inference.lowering.onnx_ops.graph import graph_proto
-from inference.lowering.onnx_ops.target import OnnxTarget
+from inference.lowering.onnx_ops.target import OnnxTarget, graph_proto
 from inference.lowering.onnx_ops.tidy import tidy
 from inference.lowering.walk import Walk, located
 from inference.quantize_onnx import PRODUCER

@@ -1,18 +1,20 @@
 """Traces a function to a jaxpr whose layers are single ops, for a batch of any size."""
 
+import operator
+import sys
 import traceback
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import jax
 import numpy as np
 from jax import export
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from inference.lowering.compared import comparisons
 from inference.lowering.recognize import Recognition
-from inference.lowering.value import is_key
+from inference.lowering.value import evaluate, is_key
 from model.layers.op import marks_shown
 from utils import UserError, first_line, named_leaves
 
@@ -43,7 +45,7 @@ def trace(function, weights, inputs, batch=None):
     size = symbol(inputs) if batch is None else batch
     shapes = of_batch(inputs, size)
     try:
-        with nullcontext(()) if batch else comparisons(size, HIDDEN) as compared:
+        with nullcontext(()) if batch else comparisons(size) as compared:
             traced = traced_once(function, weights, shapes)
     except UserError:
         raise
@@ -217,3 +219,51 @@ def named(tree, default, taken=()):
             name = f"{default}/{name}"
         leaves[name] = leaf
     return leaves
+
+
+LARGEST = 4096  # the largest batch that is searched for
+NUMBERS = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "pow": operator.pow}
+NUMBERS |= {"number": int, "neg": operator.neg, "max": max, "min": min}
+NUMBERS |= {"floordiv": operator.floordiv, "mod": operator.mod}
+
+
+@contextmanager
+def comparisons(symbol):
+    """A list of (size, what it is compared with, place) where the user's code compares a free size.
+
+    JAX treats such a comparison as unequal, and traces only what the model does in that case.
+    """
+    kind, found = type(symbol), []
+    equal = kind.__eq__
+
+    def noted(self, other):
+        result = equal(self, other)
+        if not result and isinstance(other, kind | int):
+            frame = sys._getframe(1)
+            while frame.f_code.co_name == "__ne__":
+                frame = frame.f_back
+            if not frame.f_code.co_filename.startswith(HIDDEN):
+                found.append((self, other, f"{frame.f_code.co_filename}:{frame.f_lineno}"))
+        return result
+
+    with mock.patch.object(kind, "__eq__", noted):
+        yield found
+
+
+def equal_sizes(compared):
+    """{the smallest batch for which a comparison holds: its place}"""
+    sizes = {}
+    for size, other, place in compared:
+        for batch in range(1, LARGEST + 1):
+            try:
+                if value(size, batch) == value(other, batch):
+                    sizes.setdefault(batch, place)
+                    break
+            except (KeyError, ZeroDivisionError):  # another size that is free
+                break
+    return sizes
+
+
+def value(size, batch):
+    """The value of a size for a batch of this size."""
+    return size if isinstance(size, int) else evaluate(size, {"batch": batch}.__getitem__, NUMBERS)

@@ -30,7 +30,6 @@ from jax.extend import source_info_util
 from jax.extend.core import Literal
 
 from inference.lowering.complex_numbers import Pair, is_complex, is_complex_type, on_pairs
-from inference.lowering.dims import fix_of_size
 from inference.lowering.equations import (
     CALLS,
     ELEMENTWISE,
@@ -42,9 +41,9 @@ from inference.lowering.equations import (
     needed_equations,
     open_jaxpr,
     passes_operands,
+    rewrite,
 )
-from inference.lowering.rewrites import rewrite
-from inference.lowering.value import Value, broadcast, constant, joint_shape
+from inference.lowering.value import Value, broadcast, constant, fix_of_size, joint_shape
 from model.layers.op import filled, marked_p
 from utils import PACKAGE, UserError, first_line
 

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from inference.lowering.compared import equal_sizes
 from inference.lowering.onnx_ops import PRIMITIVES
-from inference.lowering.trace import trace
+from inference.lowering.trace import equal_sizes, trace
 from inference.packages import quiet
 from inference.progress import Progress
 from inference.runtimes import open_model

@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from inference.lowering.dims import is_positive
 from inference.lowering.onnx_ops.elementwise import where
-from inference.lowering.value import Value
+from inference.lowering.value import Value, is_positive
 from utils import counts_of_scan
 
 

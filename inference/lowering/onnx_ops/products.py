@@ -8,14 +8,12 @@ import itertools
 import numpy as np
 from jax import lax
 
-from inference.lowering.dims import is_number, product
-from inference.lowering.onnx_ops.activations import in_result_type
 from inference.lowering.onnx_ops.elementwise import PRIMITIVES as ELEMENTWISE
-from inference.lowering.onnx_ops.elementwise import never_in_float64
+from inference.lowering.onnx_ops.elementwise import in_result_type, never_in_float64
 from inference.lowering.onnx_ops.reductions import highest, lowest
 from inference.lowering.onnx_ops.shapes import cut, pad
 from inference.lowering.trimming import trimmed
-from inference.lowering.value import Value, constant
+from inference.lowering.value import Value, constant, is_number, product
 from model.layers.conv import pair, resolve_padding
 from model.layers.pool import geometry
 

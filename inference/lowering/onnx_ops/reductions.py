@@ -2,10 +2,8 @@
 
 import numpy as np
 
-from inference.lowering.dims import is_number
-from inference.lowering.onnx_ops.activations import in_result_type
-from inference.lowering.onnx_ops.elementwise import WIDER, extreme, wide
-from inference.lowering.value import Value, is_one
+from inference.lowering.onnx_ops.elementwise import WIDER, extreme, in_result_type, wide
+from inference.lowering.value import Value, is_number, is_one
 
 
 def reduction(op):

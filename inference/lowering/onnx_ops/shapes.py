@@ -1,10 +1,14 @@
-"""Ops that move numbers, or compute them from sizes."""
+"""Ops that move numbers, read and write at positions that are computed while the model runs, or
+compute numbers from sizes.
+"""
+
+from dataclasses import dataclass
 
 import numpy as np
+from jax.lax import GatherScatterMode
 
-from inference.lowering.dims import is_number, is_zero
-from inference.lowering.onnx_ops.elementwise import WIDER
-from inference.lowering.value import Value, constant
+from inference.lowering.onnx_ops.elementwise import WIDER, where, wide
+from inference.lowering.value import Value, constant, is_number, is_same, is_zero, product
 
 
 def reshape(t, x, *, new_sizes, dimensions=None, **_):
@@ -115,6 +119,278 @@ def dim_as_value(t, *, dim, **_):
     return t.to(t.Squeeze(t.size(dim), np.array([0])), t.out[0].dtype)
 
 
+@dataclass
+class Windows:
+    """One window of `sizes` per index, in an array of `shape`; gather's result has `rank` axes.
+
+    For a scatter, its updates take the part of the result.
+    """
+
+    shape: tuple
+    sizes: tuple
+    indices: Value  # (..., number of indexed axes)
+    indexed: tuple  # the axes of the array that an index refers to
+    batched: dict  # {axis of the array: axis of the indices} that are paired
+    window: dict  # {axis of the array: axis of the result}
+    rank: int
+    mode: GatherScatterMode
+
+    @property
+    def index_axes(self):
+        """The axes of the result that come from the indices."""
+        return [axis for axis in range(self.rank) if axis not in self.window.values()]
+
+    def limit(self, axis):
+        """The last position at which a window can start."""
+        return self.shape[axis] - self.sizes[axis]
+
+
+def window_starts(t, windows):
+    """{axis: the start of each window, a Value or the name of an int64 tensor}."""
+    indices, starts = windows.indices, {}
+    for i, axis in enumerate(windows.indexed):
+        if indices.constant:
+            column = np.broadcast_to(indices.data, indices.shape)[..., i]
+            starts[axis] = constant(column.astype(np.int64))
+        else:
+            starts[axis] = t.Gather(t.cast(indices, np.int64), np.asarray(i, np.int64), axis=-1)
+    return starts
+
+
+def clamped(t, start, limit):
+    """A start, moved so that its window lies inside."""
+    if isinstance(start, Value) and start.constant:
+        if is_number(limit):
+            return constant(np.clip(start.data, 0, limit))
+        if not start.data.any():  # the first position is inside, whatever the limit
+            return start
+    if is_number(limit):
+        return t.Clip(start, np.int64(0), np.int64(limit))
+    return t.Max(t.Min(start, scalar(t, limit)), np.int64(0))
+
+
+def scalar(t, size):
+    """A size as a tensor without axes."""
+    return np.int64(size) if is_number(size) else t.Squeeze(t.size(size), np.array([0]))
+
+
+def inside(t, windows, starts):
+    """Whether each window lies inside, one boolean per index; None where all are known to."""
+    result = None
+    for axis, start in starts.items():
+        limit = windows.limit(axis)
+        is_known = isinstance(start, Value) and is_number(limit)
+        if is_known and np.all((start.data >= 0) & (start.data <= limit)):
+            continue
+        is_below = t.LessOrEqual(start, scalar(t, limit))
+        fits = t.And(t.GreaterOrEqual(start, np.int64(0)), is_below)
+        result = fits if result is None else t.And(result, fits)
+    return result
+
+
+def flat_positions(t, windows, starts):
+    """The position of every number of every window in the flattened array, in result order."""
+    window_axes = np.array(sorted(windows.window.values()), np.int64)
+    total, stride = None, 1
+    for axis in reversed(range(len(windows.shape))):
+        parts = []
+        if axis in starts:
+            start = starts[axis]
+            parts.append(t.Unsqueeze(start, window_axes) if len(window_axes) else start)
+        if axis in windows.batched:
+            index_axis = windows.index_axes[windows.batched[axis]]
+            parts.append(range_along(t, windows.shape[axis], index_axis, windows.rank))
+        if axis in windows.window:
+            result_axis = windows.window[axis]
+            parts.append(range_along(t, windows.sizes[axis], result_axis, windows.rank))
+        for part in parts:
+            part = t.Mul(part, np.int64(stride) if is_number(stride) else t.size(stride))
+            total = part if total is None else t.Add(total, part)
+        stride = stride * windows.shape[axis]
+    return total
+
+
+def range_along(t, size, axis, rank):
+    """0, 1, 2, ... along one axis of an array with this rank."""
+    shape = [size if a == axis else 1 for a in range(rank)]
+    return t.table["iota"](t, dimension=axis, shape=shape, dtype=np.int64)
+
+
+def gather(t, x, indices, *, dimension_numbers, slice_sizes, mode, fill_value, **_):
+    numbers, out = dimension_numbers, t.out[0]
+    batched = zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
+    dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    kept = [axis for axis in range(len(x.shape)) if axis not in dropped]
+    window = dict(zip(kept, numbers.offset_dims, strict=True))
+    axes = (numbers.start_index_map, dict(batched), window)
+    windows = Windows(x.shape, slice_sizes, indices, *axes, len(out.shape), mode)
+    starts = window_starts(t, windows)
+    is_inside = inside(t, windows, starts) if mode == GatherScatterMode.FILL_OR_DROP else None
+    if mode != GatherScatterMode.FILL_OR_DROP or is_inside is not None:
+        # XLA clamps positions that are only promised to be inside; ONNX Runtime raises an error
+        starts = {axis: clamped(t, start, windows.limit(axis)) for axis, start in starts.items()}
+    result = read(t, x, windows, starts)
+    if is_inside is None:
+        return result
+    if numbers.offset_dims:
+        is_inside = t.Unsqueeze(is_inside, np.array(numbers.offset_dims, np.int64))
+    result = Value(t.tensor(result), out.shape, out.dtype)
+    return where(t, is_inside, result, constant(filler(fill_value, out.dtype)))
+
+
+def filler(value, dtype):
+    """The result of a read outside of the array."""
+    if value is not None:
+        return np.asarray(value, dtype)
+    if dtype.kind in "iu":
+        return np.asarray(np.iinfo(dtype).min if dtype.kind == "i" else np.iinfo(dtype).max, dtype)
+    return np.asarray(True if dtype.kind == "b" else np.nan, dtype)
+
+
+def read(t, x, windows, starts):
+    """The windows, read by the simplest possible node."""
+    if not windows.index_axes and not windows.batched:
+        axes = [axis for axis in starts if not is_same(windows.sizes[axis], x.shape[axis])]
+        begins = {axis: one_number(t, starts[axis]) for axis in axes}
+        part = slice_at(t, x, begins, windows.sizes)
+        dropped = [axis for axis in range(len(x.shape)) if axis not in windows.window]
+        return t.Squeeze(part, np.array(dropped, np.int64)) if dropped else part
+    if len(starts) == 1 and picks_whole_rows(windows, *starts):
+        return rows(t, x, windows, *starts.items())
+    is_one_per_row = len(windows.batched) + 1 == len(windows.index_axes) == len(x.shape)
+    if len(starts) == 1 and not windows.window and is_one_per_row:
+        return one_per_row(t, x, windows, *starts.items())
+    return t.Gather(t.Reshape(x, [-1]), flat_positions(t, windows, starts))
+
+
+def picks_whole_rows(windows, axis):
+    """Whether a window has size 1 along one axis and covers all others."""
+    if windows.batched or axis in windows.window:
+        return False
+    return all(is_same(n, windows.shape[a]) for a, n in enumerate(windows.sizes) if a != axis)
+
+
+def rows(t, x, windows, item):
+    """Whole rows by a Gather, which puts the axes of the indices in place of the axis it reads."""
+    axis, start = item
+    order = {}  # {axis of the result: axis of the Gather}
+    for i, (_, out) in enumerate(sorted(windows.window.items())):
+        order[out] = i if i < axis else i + len(windows.index_axes)
+    order |= {out: axis + i for i, out in enumerate(windows.index_axes)}
+    return t.transpose(t.Gather(x, start, axis=axis), [order[out] for out in range(windows.rank)])
+
+
+def one_per_row(t, x, windows, item):
+    """One number for each row."""
+    axis, start = item
+    left = next(a for a in range(windows.rank) if a not in windows.batched.values())
+    order = [left if a == axis else windows.batched[a] for a in range(len(x.shape))]
+    return t.transpose(t.GatherElements(x, t.transpose(start, order), axis=axis), np.argsort(order))
+
+
+def slice_at(t, x, begins, sizes):
+    """A slice of known sizes; `begins` are {axis: tensor with the start}."""
+    if not begins:
+        return x
+    low = t.Concat(*begins.values(), axis=0) if len(begins) > 1 else next(iter(begins.values()))
+    length = t.shape([sizes[axis] for axis in begins])
+    is_known = isinstance(low, Value) and isinstance(length, np.ndarray)
+    high = constant(low.data + length) if is_known else t.Add(low, length)
+    return t.Slice(x, low, high, np.array(list(begins), np.int64))
+
+
+def begin(t, start, size, length):
+    """The start of a slice, moved so that the slice ends inside, as a tensor of one number."""
+    return one_number(t, clamped(t, t.cast(start, np.int64), size - length))
+
+
+def one_number(t, start):
+    """A start as a tensor with one axis."""
+    if isinstance(start, Value) and start.constant:
+        return constant(start.data.reshape(1))
+    return t.Reshape(start, [1])
+
+
+def dynamic_slice(t, x, *starts, slice_sizes, **_):
+    begins = {
+        axis: begin(t, start, x.shape[axis], size)
+        for axis, (start, size) in enumerate(zip(starts, slice_sizes, strict=True))
+        if not is_same(size, x.shape[axis])
+    }
+    return slice_at(t, x, begins, slice_sizes)
+
+
+def dynamic_update_slice(t, x, update, *starts, **_):
+    """Concatenates what comes before, the update and what comes after, one axis at a time."""
+    sizes = enumerate(zip(x.shape, update.shape, strict=True))
+    axes = [axis for axis, (whole, part) in sizes if not is_same(whole, part)]
+    if not axes:
+        return update
+    axis, size = axes[0], update.shape[axes[0]]
+    low = begin(t, starts[axis], x.shape[axis], size)
+    high, along = t.Add(low, t.shape([size])), np.array([axis], np.int64)
+    if len(axes) > 1:
+        shape = (*x.shape[:axis], size, *x.shape[axis + 1 :])
+        part = Value(t.Slice(x, low, high, along), shape, x.dtype)
+        update = dynamic_update_slice(t, part, update, *starts)
+    before = t.Slice(x, np.array([0]), low, along)
+    after = t.Slice(x, high, np.array([np.iinfo(np.int64).max]), along)
+    return t.Concat(before, update, after, axis=axis)
+
+
+def scatter(reduction):
+    """Updates replace numbers of the flattened array, or are combined with them."""
+
+    def function(t, x, indices, updates, *, dimension_numbers, mode, **_):
+        windows = windows_of(x, indices, updates, dimension_numbers, mode)
+        starts, is_inside = window_starts(t, windows), None
+        if mode == GatherScatterMode.CLIP:
+            starts = {axis: clamped(t, x, windows.limit(axis)) for axis, x in starts.items()}
+        elif mode == GatherScatterMode.FILL_OR_DROP:
+            is_inside = inside(t, windows, starts)
+        positions = flat_positions(t, windows, starts)
+        if len(updates.shape):
+            positions = t.Expand(positions, t.shape(updates.shape))
+        else:
+            positions = t.Reshape(positions, [1])
+        if is_inside is not None:
+            if windows.window:
+                axes = np.array(sorted(windows.window.values()), np.int64)
+                is_inside = t.Unsqueeze(is_inside, axes)
+            positions = t.Where(is_inside, positions, t.size(product(x.shape)))
+        drops = is_inside is not None
+        return wide(t, lambda a, b: write(t, a, b, positions, reduction, drops), x, updates)
+
+    return function
+
+
+def windows_of(x, indices, updates, numbers, mode):
+    batched = zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
+    dropped = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    kept = [axis for axis in range(len(x.shape)) if axis not in dropped]
+    window = dict(zip(kept, numbers.update_window_dims, strict=True))
+    sizes = [updates.shape[window[axis]] if axis in window else 1 for axis in range(len(x.shape))]
+    axes = (numbers.scatter_dims_to_operand_dims, dict(batched), window)
+    return Windows(x.shape, sizes, indices, *axes, len(updates.shape), mode)
+
+
+def write(t, x, updates, positions, reduction, drops):
+    """The array with the updates; dropped updates are written to one extra element at the end."""
+    flat, one = t.Reshape(x, [-1]), np.array([1], np.int64)
+    if drops:
+        flat = t.Pad(flat, np.array([0, 1], np.int64))
+    positions, updates = t.Reshape(positions, [-1]), t.Reshape(updates, [-1])
+    flat = t.ScatterElements(flat, positions, updates, axis=0, reduction=reduction)
+    if drops:
+        flat = t.Slice(flat, 0 * one, -one)
+    return t.Reshape(flat, t.shape(x.shape))
+
+
+def scatter_subtract(t, x, indices, updates, **params):
+    negative = Value(t.Neg(updates), updates.shape, updates.dtype)
+    return scatter("add")(t, x, indices, negative, **params)
+
+
 PRIMITIVES = {
     "reshape": reshape,
     "squeeze": squeeze,
@@ -130,4 +406,13 @@ PRIMITIVES = {
     "pad": pad,
     "iota": iota,
     "dim_as_value": dim_as_value,
+    "gather": gather,
+    "dynamic_slice": dynamic_slice,
+    "dynamic_update_slice": dynamic_update_slice,
+    "scatter": scatter(None),
+    "scatter-add": scatter("add"),
+    "scatter-sub": scatter_subtract,
+    "scatter-mul": scatter("mul"),
+    "scatter-max": scatter("max"),
+    "scatter-min": scatter("min"),
 }

@@ -9,14 +9,83 @@ their tree paths.
 import functools
 import hashlib
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from inference.lowering.dims import evaluate, is_number, is_zero, symbols
-from inference.lowering.onnx_ops import layout
-from inference.lowering.onnx_ops.graph import TYPES, Node, Scope, element_type, stored_type
-from inference.lowering.value import Value, constant
+from inference.lowering.value import Value, constant, evaluate, is_number, is_zero, symbols
 from inference.lowering.walk import Target
+
+# dtypes that ONNX Runtime can compute in
+TYPES = {"bool", "float16", "bfloat16", "float32", "float64"}
+TYPES |= {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
+
+
+@dataclass
+class Node:
+    op: str
+    inputs: list  # names of tensors, "" for an omitted one
+    outputs: list
+    attributes: dict  # a Scope stands for a subgraph
+
+
+@dataclass(repr=False)
+class Scope:
+    """The nodes of the graph or of a subgraph, which can read the tensors of enclosing scopes."""
+
+    nodes: list = field(default_factory=list)
+    inputs: dict = field(default_factory=dict)  # {name: (shape, dtype)}
+    outputs: dict = field(default_factory=dict)
+    computed: dict = field(default_factory=dict)  # {key of a node: results}, to reuse the results
+
+
+def stored_type(dtype):
+    """The dtype in the file: float32 for bfloat16, which ONNX Runtime barely supports."""
+    dtype = np.dtype(dtype)
+    return np.dtype(np.float32) if dtype.name == "bfloat16" else dtype
+
+
+def element_type(dtype):
+    return tensor_type(stored_type(dtype))
+
+
+def tensor_type(dtype):
+    """ONNX's number for a dtype."""
+    from onnx import helper
+
+    return helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+
+
+def graph_proto(scope, name, weights):
+    """A scope as a GraphProto; `weights` are its initializers."""
+    from onnx import helper, numpy_helper
+
+    return helper.make_graph(
+        [node_proto(node) for node in scope.nodes],
+        name,
+        [value_proto(*item) for item in scope.inputs.items()],
+        [value_proto(*item) for item in scope.outputs.items()],
+        [numpy_helper.from_array(array, weight) for weight, array in weights.items()],
+    )
+
+
+def node_proto(node):
+    from onnx import helper
+
+    attributes = {
+        key: graph_proto(value, node.outputs[0], {}) if isinstance(value, Scope) else value
+        for key, value in node.attributes.items()
+    }
+    return helper.make_node(node.op, node.inputs, node.outputs, name=node.outputs[0], **attributes)
+
+
+def value_proto(name, shape_and_dtype):
+    from onnx import helper
+
+    shape, dtype = shape_and_dtype
+    dims = [d if isinstance(d, int) else str(d) for d in shape]
+    return helper.make_tensor_value_info(name, element_type(dtype), dims)
+
 
 OPERATIONS = {"neg": "Neg", "add": "Add", "sub": "Sub", "mul": "Mul", "pow": "Pow"}
 OPERATIONS |= {"mod": "Mod", "max": "Max", "min": "Min"}
@@ -61,7 +130,7 @@ class OnnxTarget(Target):
         while inputs and not inputs[-1]:
             inputs.pop()  # omitted inputs at the end are left out of the node
         attributes = {key: value for key, value in attributes.items() if value is not None}
-        result = layout.before_transpose(self, op, inputs, attributes)
+        result = before_transpose(self, op, inputs, attributes)
         return result or self.emit(op, inputs, outputs, attributes)
 
     def emit(self, op, inputs, outputs=1, attributes=None):
@@ -157,7 +226,24 @@ class OnnxTarget(Target):
         return result
 
     def transpose(self, x, permutation):
-        return layout.transpose(self, x, tuple(map(int, permutation)))
+        """x with its axes in another order."""
+        permutation = tuple(map(int, permutation))
+        if permutation == tuple(range(len(permutation))):
+            return x
+        if isinstance(x, Value) and x.constant:
+            data = x.data.transpose(permutation)
+            return Value(data, data.shape, x.dtype, name=x.name)
+        source, order = self.transposed.get(
+            self.tensor(x), (self.tensor(x), range(len(permutation)))
+        )
+        order = tuple(order[axis] for axis in permutation)
+        if order == tuple(range(len(order))):
+            return source
+        result = self.emit("Transpose", [source], 1, {"perm": order})
+        self.transposed[result] = (source, order)
+        if isinstance(x, Value):
+            self.shapes[result] = tuple(x.data_shape[axis] for axis in permutation)
+        return result
 
     def cast(self, x, dtype):
         """A Value in another dtype."""
@@ -194,3 +280,66 @@ class OnnxTarget(Target):
         tensor = self.tensor(self.walk.whole(value))  # which refuses dtypes that ONNX lacks
         self.scopes[-1].nodes.append(Node("Identity", [tensor], [name], {}))
         self.scopes[-1].outputs[name] = (value.shape, value.dtype)
+
+
+# Images are NHWC here and NCHW in ONNX, so each convolution needs one transposition before it and
+# one after. A transposition is delayed: nodes that can run before it do, so that it ends up where
+# it is needed, or meets its inverse and both vanish.
+ELEMENTWISE = """
+    Add Sub Mul Div Pow Max Min Where Equal Less LessOrEqual Greater GreaterOrEqual
+    Relu LeakyRelu Elu Gelu Sigmoid HardSigmoid HardSwish Tanh Softplus Mish Clip Cast
+    Exp Log Sqrt Reciprocal Abs Neg Sign Erf Floor Ceil Round Not And Or
+"""
+ELEMENTWISE = set(ELEMENTWISE.split())
+REDUCTIONS = {"ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"}
+
+
+def before_transpose(t, op, inputs, attributes):
+    """The node's result, computed before its inputs are transposed; None where it must be after."""
+    orders = {t.transposed[name][1] for name in inputs if name in t.transposed}
+    if len(orders) != 1:
+        return None
+    order = orders.pop()
+    if op in REDUCTIONS:
+        return reduction_before_transpose(t, op, inputs, attributes, order)
+    if op == "Concat" and all(name in t.transposed for name in inputs):
+        sources = [t.transposed[name][0] for name in inputs]
+        axis = order[attributes["axis"]]
+        return t.transpose(t.emit(op, sources, 1, {"axis": axis}), order)
+    if op not in ELEMENTWISE:
+        return None
+    if not all(name in t.transposed or is_small_constant(t, name, len(order)) for name in inputs):
+        return None
+    sources = [
+        t.transposed[name][0] if name in t.transposed else transposed_back(t, name, order)
+        for name in inputs
+    ]
+    return t.transpose(t.emit(op, sources, 1, attributes), order)
+
+
+def is_small_constant(t, name, rank):
+    return name == "" or (name in t.weights and t.weights[name].ndim <= rank)
+
+
+def transposed_back(t, name, order):
+    """A constant with its axes as they are before the transposition."""
+    array = t.weights.get(name)
+    if array is None or array.ndim == 0:
+        return name
+    wide = array.reshape((1,) * (len(order) - array.ndim) + array.shape)
+    return t.weight(wide.transpose(np.argsort(order)), t.stems[name])
+
+
+def reduction_before_transpose(t, op, inputs, attributes, order):
+    """A reduction of the source of a transposition, over the same axes."""
+    name, *axes = inputs
+    if not axes or axes[0] not in t.weights:  # over all axes, or over computed ones
+        return None
+    [axes] = axes
+    source_axes = sorted(order[axis] for axis in t.weights[axes])
+    argument = t.weight(np.array(source_axes, np.int64), "")
+    result = t.emit(op, [t.transposed[name][0], argument], 1, attributes)
+    if attributes.get("keepdims", 1):
+        return t.transpose(result, order)
+    left = [axis for axis in order if axis not in source_axes]
+    return t.transpose(result, tuple(sorted(left).index(axis) for axis in left))

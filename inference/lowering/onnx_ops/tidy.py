@@ -4,8 +4,8 @@ before it, as batch norm into a Conv.
 
 import numpy as np
 
-from inference.lowering.dims import is_number, is_zero
-from inference.lowering.onnx_ops.graph import Node, Scope
+from inference.lowering.onnx_ops.target import Node, Scope
+from inference.lowering.value import is_number, is_zero
 
 
 def tidy(t):

@@ -9,9 +9,8 @@ import tensorflow as tf
 from jax import lax
 
 from inference.lowering.tf_ops.elementwise import is_float, maximum, minimum, widened
-from inference.lowering.tf_ops.indexing import size_of
 from inference.lowering.tf_ops.reductions import highest, lowest
-from inference.lowering.tf_ops.shapes import pad
+from inference.lowering.tf_ops.shapes import pad, size_of
 from inference.lowering.trimming import trimmed
 from model.layers.conv import resolve_padding
 

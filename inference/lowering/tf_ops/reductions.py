@@ -11,7 +11,7 @@ from inference.lowering.tf_ops.elementwise import (
     minimum,
     widened,
 )
-from inference.lowering.tf_ops.indexing import shape_of, size_of
+from inference.lowering.tf_ops.shapes import shape_of, size_of
 
 
 def reduction(function):

@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import tensorflow as tf
 
-from inference.lowering.dims import evaluate, symbols
 from inference.lowering.equations import ELEMENTWISE
 from inference.lowering.tf_ops.elementwise import NARROW
 from inference.lowering.tf_ops.pending import Pending, resolved
+from inference.lowering.value import evaluate, symbols
 from inference.lowering.walk import Missing, Target
 from inference.quantize_tflite import KEPT
 from utils import first_line
