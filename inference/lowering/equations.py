@@ -4,14 +4,17 @@ neither format has, written in JAX with equations that both formats have.
 
 import functools
 import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
+from jaxtyping import Array
 
-from inference.lowering.value import Value, broadcast, joint_shape, on_host
+from inference.lowering.value import Size, Value, broadcast, joint_shape, on_host
 
 # {primitive that only calls a jaxpr: the parameter that holds the jaxpr}
 CALLS = {
@@ -40,7 +43,7 @@ ELEMENTWISE = set(ELEMENTWISE.split())
 LARGE = 2**20  # numbers; the target computes a larger constant, unless its operands are as large
 
 
-def is_identity(eqn):
+def is_identity(eqn: JaxprEqn) -> bool:
     name, params = eqn.primitive.name, eqn.params
     if name == "convert_element_type":
         return params["new_dtype"] == eqn.invars[0].aval.dtype
@@ -50,22 +53,22 @@ def is_identity(eqn):
     return name in IDENTITIES
 
 
-def called(eqn):
+def called(eqn: JaxprEqn) -> ClosedJaxpr | Jaxpr:
     """The jaxpr that an equation of CALLS calls; JAX 0.11 has another name for a composite's."""
     name = CALLS[eqn.primitive.name]
     return eqn.params[name if name in eqn.params else "call_jaxpr"]
 
 
-def passes_operands(eqn):
+def passes_operands(eqn: JaxprEqn) -> bool:
     """Whether the equation passes its operands on unchanged."""
     return eqn.primitive.name in CALLS or is_identity(eqn)
 
 
-def open_jaxpr(jaxpr):
+def open_jaxpr(jaxpr: ClosedJaxpr | Jaxpr) -> Jaxpr:
     return getattr(jaxpr, "jaxpr", jaxpr)
 
 
-def needed_equations(jaxpr):
+def needed_equations(jaxpr: Jaxpr) -> list[JaxprEqn]:
     """The equations that the results depend on, in order."""
     needed, kept = {atom for atom in jaxpr.outvars if not isinstance(atom, Literal)}, []
     for eqn in reversed(jaxpr.eqns):
@@ -75,7 +78,7 @@ def needed_equations(jaxpr):
     return kept[::-1]
 
 
-def can_fold(eqn, operands):
+def can_fold(eqn: JaxprEqn, operands: Sequence[Value]) -> bool:
     """Whether the results are constants, not much larger than their operands; all sizes, also those
     to which an operand is broadcast, must be known."""
     if not all(value.constant for value in operands) or eqn.primitive.name == "dim_as_value":
@@ -87,7 +90,7 @@ def can_fold(eqn, operands):
     return size <= max(LARGE, 2 * sum(value.data.size for value in operands))
 
 
-def fold(eqn, operands):
+def fold(eqn: JaxprEqn, operands: Sequence[Value]) -> list[Value]:
     """The results of an equation of constants; a result made from one weight keeps its name."""
     shape = None
     if eqn.primitive.name in ELEMENTWISE and any(x.data_shape != x.shape for x in operands):
@@ -104,7 +107,7 @@ def fold(eqn, operands):
     ]
 
 
-def divisor_of_mean(eqn, operands, count):
+def divisor_of_mean(eqn: JaxprEqn, operands: Sequence[Value], count: Value) -> bool:
     """Whether dividing the result of this equation, a sum, by `count` makes it a mean."""
     if eqn.primitive.name != "reduce_sum" or not count.constant or count.data.size != 1:
         return False
@@ -114,7 +117,7 @@ def divisor_of_mean(eqn, operands, count):
     return all(isinstance(size, int) for size in sizes) and bool(np.prod(sizes) == count.data)
 
 
-def rewrite(eqn):
+def rewrite(eqn: JaxprEqn) -> Callable[..., Array] | None:
     """A function in JAX with the operands and results of an equation; None where it needs none."""
     name, params = eqn.primitive.name, eqn.params
     if name == "clz":
@@ -131,17 +134,17 @@ def rewrite(eqn):
 
 
 def convolution_by_taps(
-    x,
-    weight,
+    x: Array,
+    weight: Array,
     *,
-    dimension_numbers,
-    window_strides,
-    padding,
-    lhs_dilation,
-    rhs_dilation,
-    feature_group_count,
-    **_,
-):
+    dimension_numbers: lax.ConvDimensionNumbers,
+    window_strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    lhs_dilation: Sequence[int],
+    rhs_dilation: Sequence[int],
+    feature_group_count: Size,
+    **_: object,
+) -> Array:
     """A convolution in as many groups as there are examples, each of which has its own kernel: one
     product for each tap of the kernel."""
     x_spec, weight_spec, out_spec = dimension_numbers
@@ -165,7 +168,7 @@ def convolution_by_taps(
     return jnp.transpose(y, np.argsort([out_spec[0], *out_spec[2:], out_spec[1]]))
 
 
-def leading_zeros(x):
+def leading_zeros(x: Array) -> Array:
     """Sets every bit below the highest one, and counts the others."""
     size = 8 * x.dtype.itemsize
     for distance in (1, 2, 4, 8, 16, 32):
@@ -174,7 +177,16 @@ def leading_zeros(x):
     return jnp.asarray(size, x.dtype) - lax.population_count(x)
 
 
-def scatter_apply(x, indices, updates, *, update_jaxpr, update_consts, unique_indices, **params):
+def scatter_apply(
+    x: Array,
+    indices: Array,
+    updates: Array,
+    *,
+    update_jaxpr: Jaxpr,
+    update_consts: Sequence[Any],
+    unique_indices: bool,
+    **params: Any,
+) -> Array:
     """`x.at[indices].apply(f)`, which calls f once for each time that a position is named."""
     function = jaxpr_as_fun(ClosedJaxpr(update_jaxpr, update_consts))
     zero = jnp.zeros((), x.dtype)  # the update, which f does not read

@@ -12,39 +12,114 @@ where a softmax is clipped at 1e-7.
 
 import math
 import warnings
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import permutations, product
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
 from jax.extend import source_info_util
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jaxtyping import Array
 
-from inference.lowering.attention import attention
 from inference.lowering.equations import CALLS, called, is_identity, open_jaxpr
-from inference.lowering.formulas import ELEMENTWISE, GROUPS, REDUCING, Formula
+from inference.lowering.formulas import (
+    ELEMENTWISE,
+    GROUPS,
+    REDUCING,
+    Choice,
+    Formula,
+    softmax_along,
+    weighted_mean,
+)
 from inference.lowering.small_arrays import (
     KNOWN,
     OPS,
     REDUCTIONS,
+    SMALL,
     UNUSUAL,
     VIEWS,
     difference,
     evaluate,
     is_float,
+    is_one,
     is_view,
     number,
     samples,
 )
-from inference.lowering.value import is_key
+from inference.lowering.value import Shape, is_key
 from model.layers.op import marked_p
 from utils import counts_of_scan, first_line
+
+Atom: TypeAlias = Var | Literal
+Labels: TypeAlias = Sequence[int | str | None]
+Labelled: TypeAlias = tuple[Atom, Labels]
+# a function, and the variables that it reads
+Replacement: TypeAlias = tuple[Callable[..., Array], list[Atom]]
+# (equation, operands) -> results
+Compute: TypeAlias = Callable[[JaxprEqn, Sequence[Any]], Sequence[Any]]
 
 REACH = 64  # equations that a part has at most
 TOLERANCE = 1e-6  # between two functions whose constants are rounded differently
 INNER = {"marked", "cond", "scan", "while"}  # primitives with jaxprs of their own
+
+
+def variables(eqn: JaxprEqn) -> list[Var]:
+    return [atom for atom in eqn.invars if not isinstance(atom, Literal)]
+
+
+class Graph:
+    """A jaxpr without calls; `fixed` says of each argument whether it is a weight."""
+
+    def __init__(self, closed: ClosedJaxpr, fixed: Iterable[bool]) -> None:
+        jaxpr = closed.jaxpr
+        self.makers = {eqn.outvars[0]: eqn for eqn in jaxpr.eqns if len(eqn.outvars) == 1}
+        self.index = {var: i for i, var in enumerate(self.makers)}
+        # what is known before the model runs
+        self.fixed = {x for x, is_weight in zip(jaxpr.invars, fixed, strict=True) if is_weight}
+        self.fixed.update(jaxpr.constvars)
+        for eqn in jaxpr.eqns:
+            if self.fixed.issuperset(variables(eqn)):
+                self.fixed.update(eqn.outvars)
+
+    def name(self, atom: Atom) -> str:
+        """The primitive that computes a variable, "" for an argument or a constant."""
+        is_computed = not isinstance(atom, Literal) and atom in self.makers
+        return self.makers[atom].primitive.name if is_computed else ""
+
+    def parts(self, root: Var) -> Iterator[tuple[list[JaxprEqn], Var, list[Var]]]:
+        """(equations, x, weights) for each part that ends with `root`, the smallest first."""
+        inside, edge = set(), {root}  # variables that the part computes, and that it reads
+        while len(inside) < REACH:
+            open_ = {x for x in edge if self.can_enter(x, root)}
+            data = edge - self.fixed
+            if len(data - open_) > 1:
+                return
+            if inside and len(data) == 1 and open_ <= data:
+                eqns = [self.makers[x] for x in sorted(inside, key=self.index.get)]
+                yield eqns, *data, list(edge - data)
+            if not open_:
+                return
+            last = max(open_, key=lambda x: (x in self.fixed, self.index[x]))
+            inside.add(last)
+            edge = edge.union(variables(self.makers[last])) - inside
+
+    def can_enter(self, x: Var, root: Var) -> bool:
+        """Whether a part that ends with `root` can contain the equation that computes x."""
+        name = self.name(x)
+        if name not in KNOWN:
+            return False
+        if x in self.fixed:  # a weight is found behind its views, and numbers are computed
+            return name in VIEWS or not x.aval.shape
+        # rounding to fewer bits would not be seen in the values
+        return not is_float(x.aval.dtype) or bits(x) >= bits(root)
+
+
+def bits(var: Var) -> int:
+    return jnp.finfo(var.aval.dtype).nmant
 
 
 class Found(NamedTuple):
@@ -57,7 +132,7 @@ class Found(NamedTuple):
     order: tuple
     error: float  # the difference between the results
 
-    def result(self, x, *weights):
+    def result(self, x: Array, *weights: Array) -> Array:
         named = dict(zip(self.formula.weights, map(jnp.ravel, weights), strict=True))
         return jnp.transpose(self.formula.op(x, **named, **self.options), self.order)
 
@@ -65,10 +140,10 @@ class Found(NamedTuple):
 class Recognition:
     """One pass over a jaxpr and those within it."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.definitions = {}  # {(formula, choice, shape, dtype): its jaxpr}
 
-    def jaxpr(self, closed, fixed):
+    def jaxpr(self, closed: ClosedJaxpr, fixed: Sequence[bool]) -> ClosedJaxpr:
         """The jaxpr with ops; `fixed` says of each argument whether it is a weight."""
         closed = inlined(closed)
         graph = Graph(closed, fixed)
@@ -83,14 +158,14 @@ class Recognition:
             kept.append(eqn)
             needed.update(variables(eqn))
 
-        def equation(eqn, operands):
+        def equation(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
             if op := ops.get(eqn.outvars[0]):
                 return [op(*operands)]
             return bind(eqn, operands, self.params(eqn, graph.fixed))
 
         return retraced(closed.replace(jaxpr=closed.jaxpr.replace(eqns=kept[::-1])), equation)
 
-    def params(self, eqn, fixed):
+    def params(self, eqn: JaxprEqn, fixed: set[Var]) -> dict[str, Any]:
         """The params of an equation, with ops in its own jaxprs."""
         params = eqn.params
         if eqn.primitive.name not in INNER:
@@ -102,7 +177,7 @@ class Recognition:
         if eqn.primitive.name == "while":
             is_fixed = [False] * len(is_fixed)  # its two jaxprs read different operands
 
-        def inside(value):
+        def inside(value: Any) -> Any:
             if isinstance(value, tuple):
                 return tuple(map(inside, value))
             if isinstance(value, ClosedJaxpr):  # its arguments are the last operands
@@ -111,7 +186,7 @@ class Recognition:
 
         return {name: inside(value) for name, value in params.items()}
 
-    def replacement(self, eqn, graph):
+    def replacement(self, eqn: JaxprEqn, graph: Graph) -> Replacement | None:
         """(a function, the variables that it reads) in place of an equation, or None."""
         root = eqn.outvars[0]
         if len(eqn.outvars) > 1 or root in graph.fixed or not is_float(root.aval.dtype):
@@ -127,7 +202,7 @@ class Recognition:
             warnings.warn(f"formula not recognized: {place}: {reason}", stacklevel=2)
         return None
 
-    def found(self, graph, root):
+    def found(self, graph: Graph, root: Var) -> Found | None:
         """The Found of the largest part that ends with `root` and computes a formula, or None."""
         largest = None
         if graph.name(root) not in OPS:
@@ -138,7 +213,7 @@ class Recognition:
             largest = min(found, key=lambda found: found.error, default=largest)
         return largest
 
-    def formulas(self, root, eqns, x, weights):
+    def formulas(self, root: Var, eqns: list[JaxprEqn], x: Var, weights: list[Var]) -> list[Found]:
         """The Founds of the formulas that equations compute, for all orders of axes and weights."""
         is_split = any(eqn.primitive.name == "reshape" and not is_view(eqn) for eqn in eqns)
         formulas = ELEMENTWISE
@@ -179,7 +254,9 @@ class Recognition:
                     return []
         return found
 
-    def definition(self, formula, choice, aval, channels):
+    def definition(
+        self, formula: Formula, choice: Choice, aval: ShapedArray, channels: int
+    ) -> ClosedJaxpr:
         """The jaxpr of a formula for an x like `aval`."""
         key = (formula, *choice.items(), aval.shape, aval.dtype)
         if key not in self.definitions:
@@ -187,7 +264,7 @@ class Recognition:
             avals = [jax.ShapeDtypeStruct(shape, aval.dtype) for shape in shapes]
             names = [*formula.weights, formula.number]
 
-            def function(x, *arrays):
+            def function(x: Array, *arrays: Array) -> Array:
                 named = dict(zip(names, arrays, strict=False))
                 return (formula.definition or formula.op)(x, **named, **choice)
 
@@ -196,7 +273,9 @@ class Recognition:
         return self.definitions[key]
 
 
-def possible(formulas, x, eqns, weights, channels):
+def possible(
+    formulas: Iterable[Formula], x: Var, eqns: list[JaxprEqn], weights: list[Var], channels: int
+) -> Iterator[tuple[Formula, Choice]]:
     """(formula, choice) for all with as many weights."""
     shape = x.aval.shape
     for formula in formulas:
@@ -206,13 +285,15 @@ def possible(formulas, x, eqns, weights, channels):
                     yield formula, choice
 
 
-def constants(eqns):
+def constants(eqns: list[JaxprEqn]) -> set[float]:
     """The numbers in equations, and those that are often left out."""
     atoms = [atom for eqn in eqns for atom in eqn.invars if isinstance(atom, Literal)]
     return {0.0, 1.0, *filter(np.isfinite, (float(atom.val) for atom in atoms))}
 
 
-def with_a_number_doubled(eqns, values):
+def with_a_number_doubled(
+    eqns: list[JaxprEqn], values: dict[Var, np.ndarray]
+) -> Iterator[list[JaxprEqn]]:
     """The equations with another one of their numbers doubled, for each that is not 0.
 
     Where `values` are on both sides of a number, it may be a border between two ways to compute one
@@ -230,72 +311,17 @@ def with_a_number_doubled(eqns, values):
                 yield [*eqns[:i], eqn.replace(invars=invars), *eqns[i + 1 :]]
 
 
-def orders(shape, wanted):
+def orders(shape: Shape, wanted: Shape) -> Iterator[tuple[int, ...]]:
     """The ways to reorder the axes of a shape to get another one."""
     for order in permutations(range(len(shape))):
         if tuple(shape[axis] for axis in order) == wanted:
             yield order
 
 
-def variables(eqn):
-    return [atom for atom in eqn.invars if not isinstance(atom, Literal)]
-
-
-class Graph:
-    """A jaxpr without calls; `fixed` says of each argument whether it is a weight."""
-
-    def __init__(self, closed, fixed):
-        jaxpr = closed.jaxpr
-        self.makers = {eqn.outvars[0]: eqn for eqn in jaxpr.eqns if len(eqn.outvars) == 1}
-        self.index = {var: i for i, var in enumerate(self.makers)}
-        # what is known before the model runs
-        self.fixed = {x for x, is_weight in zip(jaxpr.invars, fixed, strict=True) if is_weight}
-        self.fixed.update(jaxpr.constvars)
-        for eqn in jaxpr.eqns:
-            if self.fixed.issuperset(variables(eqn)):
-                self.fixed.update(eqn.outvars)
-
-    def name(self, atom):
-        """The primitive that computes a variable, "" for an argument or a constant."""
-        is_computed = not isinstance(atom, Literal) and atom in self.makers
-        return self.makers[atom].primitive.name if is_computed else ""
-
-    def parts(self, root):
-        """(equations, x, weights) for each part that ends with `root`, the smallest first."""
-        inside, edge = set(), {root}  # variables that the part computes, and that it reads
-        while len(inside) < REACH:
-            open_ = {x for x in edge if self.can_enter(x, root)}
-            data = edge - self.fixed
-            if len(data - open_) > 1:
-                return
-            if inside and len(data) == 1 and open_ <= data:
-                eqns = [self.makers[x] for x in sorted(inside, key=self.index.get)]
-                yield eqns, *data, list(edge - data)
-            if not open_:
-                return
-            last = max(open_, key=lambda x: (x in self.fixed, self.index[x]))
-            inside.add(last)
-            edge = edge.union(variables(self.makers[last])) - inside
-
-    def can_enter(self, x, root):
-        """Whether a part that ends with `root` can contain the equation that computes x."""
-        name = self.name(x)
-        if name not in KNOWN:
-            return False
-        if x in self.fixed:  # a weight is found behind its views, and numbers are computed
-            return name in VIEWS or not x.aval.shape
-        # rounding to fewer bits would not be seen in the values
-        return not is_float(x.aval.dtype) or bits(x) >= bits(root)
-
-
-def bits(var):
-    return jnp.finfo(var.aval.dtype).nmant
-
-
-def inlined(closed, with_marked=False):
+def inlined(closed: ClosedJaxpr, with_marked: bool = False) -> ClosedJaxpr:
     """The jaxpr with its calls, and with `with_marked` its ops, replaced by their equations."""
 
-    def equation(eqn, operands):
+    def equation(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
         if eqn.primitive.name in CALLS:
             return run(called(eqn), operands, equation)
         if with_marked and eqn.primitive is marked_p:
@@ -305,17 +331,17 @@ def inlined(closed, with_marked=False):
     return retraced(closed, equation)
 
 
-def retraced(closed, equation):
+def retraced(closed: ClosedJaxpr, equation: Compute) -> ClosedJaxpr:
     """The jaxpr with the results of `equation(eqn, operands)` in place of each equation's."""
     return jax.make_jaxpr(lambda *args: run(closed, args, equation))(*closed.in_avals)
 
 
-def run(jaxpr, args, equation):
+def run(jaxpr: ClosedJaxpr | Jaxpr, args: Sequence[Any], equation: Compute) -> list[Any]:
     """The results of a jaxpr, open or closed, whose equations `equation` computes."""
     consts, jaxpr = map(as_number, getattr(jaxpr, "consts", ())), open_jaxpr(jaxpr)
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
-    def read(atom):
+    def read(atom: Atom) -> Any:
         return as_number(atom.val) if isinstance(atom, Literal) else env[atom]
 
     for eqn in jaxpr.eqns:
@@ -325,20 +351,20 @@ def run(jaxpr, args, equation):
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def as_number(constant):
+def as_number(constant: Any) -> Any:
     """A constant, as a NumPy scalar if it is a single number."""
     is_number = not np.shape(constant) and not is_key(getattr(constant, "dtype", None))
     return np.asarray(constant)[()] if is_number else constant
 
 
-def located(source_info):
+def located(source_info: source_info_util.SourceInfo) -> AbstractContextManager[None]:
     """Gives new equations this place; JAX's own code, which has none, keeps that of its caller."""
     if not source_info_util.summarize(source_info):
         return nullcontext()
     return source_info_util.user_context(source_info.traceback, name_stack=source_info.name_stack)
 
 
-def bind(eqn, operands, params):
+def bind(eqn: JaxprEqn, operands: Sequence[Any], params: dict[str, Any]) -> list[Any]:
     """The results of an equation; those of constant numbers are numbers."""
     params = eqn.primitive.get_bind_params(params)
     avals = [var.aval for var in eqn.outvars]
@@ -350,3 +376,172 @@ def bind(eqn, operands, params):
     if not is_number:
         return results
     return list(map(as_number, results))
+
+
+# Attention: two products of arrays, with a softmax between them. Arrays have labels for their axes,
+# which show the same axis in other arrays: None for an axis of size 1, "s" for positions of the
+# keys, "d" for features of queries and keys, and otherwise the axis of the result.
+
+
+def attention(
+    graph: Graph, root: Var, found: Callable[[Graph, Var], Found | None]
+) -> Replacement | None:
+    """(a function, the variables that it reads) that computes `root` as attention, or None.
+
+    `found(graph, variable)` is the formula that a variable is the result of, or None.
+    """
+    product = settled(graph, root, range(len(root.aval.shape)))
+    for (weights, labels), v in permutations(factors(graph, *product, "s"), 2):
+        softmax = found(graph, weights)
+        if softmax and softmax.formula.op is softmax_along:
+            labels = [labels[axis] for axis in np.argsort(softmax.order)]
+            if labels[softmax.options["axis"]] == "s":
+                return of_scores(graph, settled(graph, softmax.x, labels), v, root)
+    return None
+
+
+def of_scores(graph: Graph, scores: Labelled, v: Labelled, root: Var) -> Replacement | None:
+    """The same for the scores, of which the softmax is the weights of v."""
+    mask = lowest = None
+    if graph.name(scores[0]) == "select_n":
+        mask, (low, _), scores = operands(graph, *scores)
+        if not isinstance(low, Literal):
+            return None
+        lowest = float(low.val)
+        if graph.name(mask[0]) == "and":  # perhaps with True
+            computed = [x for x in operands(graph, *mask) if not isinstance(x[0], Literal)]
+            mask = computed[0] if len(computed) == 1 else mask
+    pairs = [(None, scores)]
+    if graph.name(scores[0]) == "add":
+        pairs = permutations(operands(graph, *scores))
+    for bias, scores in pairs:
+        pair, scale = scaled_factors(graph, *scores)
+        for q, k in permutations(pair, 2):
+            if "s" in k[1] and "s" not in q[1]:
+                options = {"scale": scale, "lowest": lowest}
+                return of_arrays(graph, [q, k, v], mask, bias, options, root)
+    return None
+
+
+def of_arrays(
+    graph: Graph,
+    arrays: list[Labelled],
+    mask: Labelled | None,
+    bias: Labelled | None,
+    options: dict[str, Any],
+    root: Var,
+) -> Replacement | None:
+    """The same for [q, k, v], the mask and the bias, which may be None."""
+    q, k, v = ({*labels} - {None, "s", "d"} for _, labels in arrays)
+    shared = sorted(q & k & v)
+    rows, features = q - {*shared}, v - {*shared}
+    if not 1 <= len(shared) <= 2 or len(rows) > 1 or len(features) > 1:
+        return None
+    batch, head, *_ = *shared, None
+    (row,), (feature,) = rows or {None}, features or {None}
+    axes = [(batch, row, head, "d"), (batch, "s", head, "d"), (batch, "s", head, feature)]
+    options["causal"] = mask is not None and mask[1] == (row, "s") and is_causal(graph, mask[0])
+    extras = {"mask": None if options["causal"] else mask, "bias": bias}
+    extras = {name: x for name, x in extras.items() if x is not None}
+    arrays += extras.values()
+    axes += [(batch, head, row, "s")] * len(extras)
+    if any({*labels} - {None, *wanted} for (_, labels), wanted in zip(arrays, axes, strict=True)):
+        return None
+
+    def result(*values: Array) -> Array:
+        q, k, v, *others = (
+            arranged(value, labels, wanted)
+            for value, (_, labels), wanted in zip(values, arrays, axes, strict=True)
+        )
+        y = weighted_mean(q, k, v, **dict(zip(extras, others, strict=True)), **options)
+        labels = [None if is_one(n) else axis for axis, n in enumerate(root.aval.shape)]
+        return arranged(y, (batch, row, head, feature), labels).astype(root.aval.dtype)
+
+    return result, [atom for atom, _ in arrays]
+
+
+def arranged(array: Array, labels: Labels, wanted: Labels) -> Array:
+    """An array with its axes in the order that is wanted, with size 1 where it has none."""
+    sizes = dict(zip(labels, array.shape, strict=True)) | {None: 1}
+    order = [labels.index(label) for label in wanted if label in labels and label is not None]
+    if order != sorted(order):
+        array = array.transpose([*order, *(i for i, label in enumerate(labels) if label is None)])
+    return array.reshape([sizes.get(label, 1) for label in wanted])
+
+
+def settled(graph: Graph, atom: Atom, labels: Labels) -> Labelled:
+    """(array, labels) behind views, and behind conversions from float to float."""
+    while graph.name(atom) in {*VIEWS, "convert_element_type"}:
+        eqn = graph.makers[atom]
+        (source,) = eqn.invars
+        before = labels_before(eqn, labels)
+        if before is None:
+            break
+        atom, labels = source, before
+    sizes = zip(atom.aval.shape, labels, strict=True)
+    return atom, tuple(None if is_one(n) else label for n, label in sizes)
+
+
+def labels_before(eqn: JaxprEqn, labels: Labels) -> Labels | None:
+    """The labels of the operand of a view or a conversion; None where it does more than that."""
+    name, params, x = eqn.primitive.name, eqn.params, eqn.invars[0].aval
+    if name == "convert_element_type":
+        return labels if is_float(x.dtype) and is_float(params["new_dtype"]) else None
+    if name == "broadcast_in_dim":
+        return [labels[axis] for axis in params["broadcast_dimensions"]]
+    if name == "transpose":
+        return [labels[axis] for axis in np.argsort(params["permutation"])]
+    if not is_view(eqn):
+        return None
+    sizes = zip(eqn.outvars[0].aval.shape, labels, strict=True)
+    left = iter([label for n, label in sizes if not is_one(n)])
+    return [None if is_one(n) else next(left) for n in x.shape]
+
+
+def operands(graph: Graph, atom: Atom, labels: Labels) -> list[Labelled]:
+    """The operands of an elementwise equation, each as (array, labels)."""
+    atoms = graph.makers[atom].invars
+    return [settled(graph, x, labels if x.aval.shape else ()) for x in atoms]
+
+
+def factors(graph: Graph, atom: Atom, labels: Labels, summed: str) -> list[Labelled]:
+    """The operands of a product of arrays over the axis `summed`; [] if the array is none."""
+    if graph.name(atom) != "dot_general":
+        return []
+    eqn = graph.makers[atom]
+    sums, shared = eqn.params["dimension_numbers"]
+    free, sides = iter(labels[len(shared[0]) :]), []
+    for x, summed_axes, batch in zip(eqn.invars, sums, shared, strict=True):
+        known = dict.fromkeys(summed_axes, summed) | dict(zip(batch, labels, strict=False))
+        axes = range(len(x.aval.shape))
+        inner = [known[axis] if axis in known else next(free) for axis in axes]
+        sides.append(settled(graph, x, inner))
+    return sides if len(summed_axes) == 1 else []
+
+
+def scaled_factors(graph: Graph, atom: Atom, labels: Labels) -> tuple[list[Labelled], float]:
+    """(the operands of a product of arrays, the number by which it is multiplied)."""
+    name = graph.name(atom)
+    if name in ("mul", "div"):
+        x, by = operands(graph, atom, labels)
+        if name == "mul" and isinstance(x[0], Literal):
+            x, by = by, x
+        if isinstance(by[0], Literal):
+            scale = float(by[0].val)
+            return factors(graph, *x, "d"), scale if name == "mul" else 1 / scale
+    return factors(graph, atom, labels, "d"), 1.0
+
+
+def is_causal(graph: Graph, mask: Atom) -> bool:
+    """Whether a mask of (queries, keys) is true where a key is not after the query."""
+    eqns, atoms = {}, [mask]
+    for atom in atoms:
+        if not isinstance(atom, Literal):
+            if graph.name(atom) not in KNOWN:
+                return False
+            eqns[atom] = graph.makers[atom]
+            atoms += eqns[atom].invars
+        elif abs(atom.val) > 1:  # perhaps a distance, which is not seen in small arrays
+            return False
+    value = evaluate([eqns[x] for x in sorted(eqns, key=graph.index.get)], {})[mask]
+    return np.array_equal(np.broadcast_to(value[..., 0], (SMALL, SMALL)), np.tri(SMALL))

@@ -7,11 +7,15 @@ has one more axis, the last one, with the samples. All floats are float64.
 """
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 import numpy as np
-from jax.extend.core import Literal
+from jax.extend.core import JaxprEqn, Literal, Var
+from numpy.typing import ArrayLike, DTypeLike
 from scipy import special
+
+from inference.lowering.value import Size
 
 SMALL = 3
 SAMPLES = 48
@@ -36,7 +40,9 @@ OTHERS = {"integer_pow", "convert_element_type", "iota", "dim_as_value"}
 KNOWN = {*OPS, *REDUCTIONS, *VIEWS, *OTHERS}
 
 
-def evaluate(eqns, arrays, split=None):
+def evaluate(
+    eqns: Iterable[JaxprEqn], arrays: Mapping[Var, np.ndarray], split: int | None = None
+) -> dict[Var, np.ndarray]:
     """`arrays`, {variable: array}, with the results of these equations."""
     arrays = dict(arrays)
     for eqn in eqns:
@@ -45,7 +51,7 @@ def evaluate(eqns, arrays, split=None):
     return arrays
 
 
-def result(eqn, operands, split):
+def result(eqn: JaxprEqn, operands: Sequence[np.ndarray], split: int | None) -> np.ndarray:
     name, params, shape = eqn.primitive.name, eqn.params, eqn.outvars[0].aval.shape
     if name in OPS:
         return OPS[name](*operands)
@@ -74,18 +80,20 @@ def result(eqn, operands, split):
     return REDUCTIONS[name](x, tuple(params["axes"])) * factor
 
 
-def small(size, split):
+def small(size: Size, split: int | None) -> int:
     if is_one(size):
         return 1
     return SMALL**2 if isinstance(size, int) and size == split else SMALL
 
 
-def number(value):
+def number(value: ArrayLike) -> np.ndarray:
     array = np.asarray(value)
     return (array.astype(np.float64) if is_float(array.dtype) else array).reshape(1)
 
 
-def samples(x, weights, numbers, split=None):
+def samples(
+    x: Var, weights: Sequence[Var], numbers: Iterable[float], split: int | None = None
+) -> dict[Var, np.ndarray]:
     """{variable: random array} for an array x and for weights.
 
     The samples of x are of many magnitudes: those of `numbers`, too, which may be bounds. Each is
@@ -104,7 +112,7 @@ def samples(x, weights, numbers, split=None):
     )
 
 
-def difference(x, y):
+def difference(x: np.ndarray, y: np.ndarray) -> float:
     """The largest difference between two results for `samples`.
 
     It is relative to the largest number for inputs of the same magnitude.
@@ -117,7 +125,7 @@ def difference(x, y):
     return np.max(gap / np.maximum(size, 1e-30))
 
 
-def is_view(eqn):
+def is_view(eqn: JaxprEqn) -> bool:
     """Whether an equation only adds, drops, repeats or reorders axes."""
     name = eqn.primitive.name
     if name in RESHAPES:
@@ -127,10 +135,10 @@ def is_view(eqn):
     return name in VIEWS
 
 
-def is_one(size):
+def is_one(size: Size) -> bool:
     return isinstance(size, int) and size == 1
 
 
-def is_float(dtype):
+def is_float(dtype: DTypeLike) -> bool:
     """Whether a dtype is one of floats, also for bfloat16, which is not one of NumPy's."""
     return jax.dtypes.issubdtype(dtype, np.floating)

@@ -2,16 +2,44 @@
 compute numbers from sizes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
+from jax import lax
 from jax.lax import GatherScatterMode
+from numpy.typing import DTypeLike
 
 from inference.lowering.onnx_ops.elementwise import WIDER, where, wide
-from inference.lowering.value import Value, constant, is_number, is_same, is_zero, product
+from inference.lowering.onnx_ops.target import (
+    Input,
+    OnnxTarget,
+    Tensor,
+)
+from inference.lowering.value import (
+    Size,
+    Value,
+    constant,
+    is_number,
+    is_same,
+    is_zero,
+    product,
+)
+from inference.lowering.walk import Lowering
+
+Start: TypeAlias = Tensor | np.ndarray
+Starts: TypeAlias = dict[int, Start]
 
 
-def reshape(t, x, *, new_sizes, dimensions=None, **_):
+def reshape(
+    t: OnnxTarget,
+    x: Value,
+    *,
+    new_sizes: Sequence[Size],
+    dimensions: Sequence[int] | None = None,
+    **_: object,
+) -> Tensor:
     """x in another shape, its axes read in the order of `dimensions`."""
     if dimensions is not None:
         order = tuple(dimensions)
@@ -20,42 +48,52 @@ def reshape(t, x, *, new_sizes, dimensions=None, **_):
     return t.reshape(x, new_sizes)
 
 
-def squeeze(t, x, *, dimensions, **_):
+def squeeze(t: OnnxTarget, x: Value, *, dimensions: Sequence[int], **_: object) -> Tensor:
     return t.Squeeze(x, np.array(dimensions, np.int64))
 
 
-def expand_dims(t, x, *, dimensions, **_):
+def expand_dims(t: OnnxTarget, x: Value, *, dimensions: Sequence[int], **_: object) -> Tensor:
     return t.Unsqueeze(x, np.array(dimensions, np.int64))
 
 
-def transpose(t, x, *, permutation, **_):
+def transpose(t: OnnxTarget, x: Value, *, permutation: Sequence[int], **_: object) -> Tensor:
     return t.transpose(x, permutation)
 
 
-def concatenate(t, *operands, dimension, **_):
+def concatenate(t: OnnxTarget, *operands: Value, dimension: int, **_: object) -> Tensor:
     parts = [x for x in operands if not is_zero(x.shape[dimension])] or operands[:1]
     return t.Concat(*parts, axis=dimension) if len(parts) > 1 else parts[0]
 
 
-def stack(t, *operands, axis, **_):
+def stack(t: OnnxTarget, *operands: Value, axis: int, **_: object) -> Tensor:
     return t.Concat(*(t.Unsqueeze(x, np.array([axis])) for x in operands), axis=axis)
 
 
-def unstack(t, x, *, axis, **_):
+def unstack(t: OnnxTarget, x: Value, *, axis: int, **_: object) -> list[Tensor]:
     return [t.Gather(x, np.int64(i), axis=axis) for i in range(x.shape[axis])]
 
 
-def tile(t, x, *, reps, **_):
+def tile(t: OnnxTarget, x: Value, *, reps: Sequence[Size], **_: object) -> Tensor:
     return t.Tile(x, t.shape(reps))
 
 
-def split(t, x, *, sizes, axis, **_):
+def split(
+    t: OnnxTarget, x: Value, *, sizes: Sequence[Size], axis: int, **_: object
+) -> Sequence[Tensor]:
     if len(sizes) == 1:
         return [x]
-    return t.Split(x, t.shape(sizes), axis=axis, outputs=len(sizes))
+    return t.add_several("Split", len(sizes), x, t.shape(sizes), axis=axis)
 
 
-def cut(t, x, *, start_indices, limit_indices, strides, **_):
+def cut(
+    t: OnnxTarget,
+    x: Value,
+    *,
+    start_indices: Sequence[Size],
+    limit_indices: Sequence[Size],
+    strides: Sequence[int] | None,
+    **_: object,
+) -> Tensor:
     """A Slice of only the axes that it shortens."""
     steps = strides or (1,) * len(x.shape)
     parts = zip(start_indices, limit_indices, steps, x.shape, strict=True)
@@ -72,13 +110,20 @@ def cut(t, x, *, start_indices, limit_indices, strides, **_):
     return t.Slice(x, starts, limits, np.array(axes, np.int64), steps)
 
 
-def reverse(t, x, *, dimensions, **_):
+def reverse(t: OnnxTarget, x: Value, *, dimensions: Sequence[int], **_: object) -> Tensor:
     """A Slice with a step of -1."""
     ones = np.ones(len(dimensions), np.int64)
     return t.Slice(x, -ones, np.iinfo(np.int64).min * ones, np.array(dimensions, np.int64), -ones)
 
 
-def pad(t, x, value, *, padding_config, **_):
+def pad(
+    t: OnnxTarget,
+    x: Value,
+    value: Value | np.ndarray,
+    *,
+    padding_config: Sequence[tuple[Size, Size, int]],
+    **_: object,
+) -> Tensor:
     """Padding around the numbers and between them; a negative padding cuts off numbers."""
     if x.dtype == bool or x.dtype.name in WIDER:
         dtype, x, value = x.dtype, t.cast(x, np.int64), t.cast(value, np.int64)
@@ -91,7 +136,14 @@ def pad(t, x, value, *, padding_config, **_):
     return x if all(map(is_zero, around)) else t.Pad(x, t.shape(around), value)
 
 
-def pad_between(t, x, value, sizes, axis, between):
+def pad_between(
+    t: OnnxTarget,
+    x: Tensor,
+    value: Value | np.ndarray,
+    sizes: Sequence[Size],
+    axis: int,
+    between: int,
+) -> tuple[Tensor, Size]:
     """(x with `between` values between neighbours along an axis, the new size of the axis)."""
     split_sizes = [*sizes[: axis + 1], 1, *sizes[axis + 1 :]]
     pads = np.zeros(2 * len(split_sizes), np.int64)
@@ -103,7 +155,9 @@ def pad_between(t, x, value, sizes, axis, between):
     return t.Slice(wide, np.array([0]), *cut_off), size - between
 
 
-def iota(t, *, dimension, shape, dtype, **_):
+def iota(
+    t: OnnxTarget, *, dimension: int, shape: Sequence[Size], dtype: DTypeLike, **_: object
+) -> Tensor:
     """0, 1, 2, ... along an axis."""
     size = shape[dimension]
     along = [size if axis == dimension else 1 for axis in range(len(shape))]
@@ -115,7 +169,7 @@ def iota(t, *, dimension, shape, dtype, **_):
     return t.Expand(numbers, t.shape(shape)) if len(shape) > 1 else numbers
 
 
-def dim_as_value(t, *, dim, **_):
+def dim_as_value(t: OnnxTarget, *, dim: Size, **_: object) -> Tensor:
     return t.to(t.Squeeze(t.size(dim), np.array([0])), t.out[0].dtype)
 
 
@@ -136,16 +190,16 @@ class Windows:
     mode: GatherScatterMode
 
     @property
-    def index_axes(self):
+    def index_axes(self) -> list[int]:
         """The axes of the result that come from the indices."""
         return [axis for axis in range(self.rank) if axis not in self.window.values()]
 
-    def limit(self, axis):
+    def limit(self, axis: int) -> Size:
         """The last position at which a window can start."""
         return self.shape[axis] - self.sizes[axis]
 
 
-def window_starts(t, windows):
+def window_starts(t: OnnxTarget, windows: Windows) -> Starts:
     """{axis: the start of each window, a Value or the name of an int64 tensor}."""
     indices, starts = windows.indices, {}
     for i, axis in enumerate(windows.indexed):
@@ -157,7 +211,7 @@ def window_starts(t, windows):
     return starts
 
 
-def clamped(t, start, limit):
+def clamped(t: OnnxTarget, start: Start, limit: Size) -> Start:
     """A start, moved so that its window lies inside."""
     if isinstance(start, Value) and start.constant:
         if is_number(limit):
@@ -169,12 +223,12 @@ def clamped(t, start, limit):
     return t.Max(t.Min(start, scalar(t, limit)), np.int64(0))
 
 
-def scalar(t, size):
+def scalar(t: OnnxTarget, size: Size) -> Input:
     """A size as a tensor without axes."""
     return np.int64(size) if is_number(size) else t.Squeeze(t.size(size), np.array([0]))
 
 
-def inside(t, windows, starts):
+def inside(t: OnnxTarget, windows: Windows, starts: Starts) -> Tensor | None:
     """Whether each window lies inside, one boolean per index; None where all are known to."""
     result = None
     for axis, start in starts.items():
@@ -188,7 +242,7 @@ def inside(t, windows, starts):
     return result
 
 
-def flat_positions(t, windows, starts):
+def flat_positions(t: OnnxTarget, windows: Windows, starts: Starts) -> Tensor:
     """The position of every number of every window in the flattened array, in result order."""
     window_axes = np.array(sorted(windows.window.values()), np.int64)
     total, stride = None, 1
@@ -210,13 +264,23 @@ def flat_positions(t, windows, starts):
     return total
 
 
-def range_along(t, size, axis, rank):
+def range_along(t: OnnxTarget, size: Size, axis: int, rank: int) -> Tensor:
     """0, 1, 2, ... along one axis of an array with this rank."""
     shape = [size if a == axis else 1 for a in range(rank)]
     return t.table["iota"](t, dimension=axis, shape=shape, dtype=np.int64)
 
 
-def gather(t, x, indices, *, dimension_numbers, slice_sizes, mode, fill_value, **_):
+def gather(
+    t: OnnxTarget,
+    x: Value,
+    indices: Value,
+    *,
+    dimension_numbers: lax.GatherDimensionNumbers,
+    slice_sizes: Sequence[Size],
+    mode: GatherScatterMode,
+    fill_value: float | None,
+    **_: object,
+) -> Tensor:
     numbers, out = dimension_numbers, t.out[0]
     batched = zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
     dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
@@ -238,7 +302,7 @@ def gather(t, x, indices, *, dimension_numbers, slice_sizes, mode, fill_value, *
     return where(t, is_inside, result, constant(filler(fill_value, out.dtype)))
 
 
-def filler(value, dtype):
+def filler(value: float | None, dtype: np.dtype) -> np.ndarray:
     """The result of a read outside of the array."""
     if value is not None:
         return np.asarray(value, dtype)
@@ -247,7 +311,7 @@ def filler(value, dtype):
     return np.asarray(True if dtype.kind == "b" else np.nan, dtype)
 
 
-def read(t, x, windows, starts):
+def read(t: OnnxTarget, x: Value, windows: Windows, starts: Starts) -> Tensor:
     """The windows, read by the simplest possible node."""
     if not windows.index_axes and not windows.batched:
         axes = [axis for axis in starts if not is_same(windows.sizes[axis], x.shape[axis])]
@@ -263,14 +327,14 @@ def read(t, x, windows, starts):
     return t.Gather(t.Reshape(x, [-1]), flat_positions(t, windows, starts))
 
 
-def picks_whole_rows(windows, axis):
+def picks_whole_rows(windows: Windows, axis: int) -> bool:
     """Whether a window has size 1 along one axis and covers all others."""
     if windows.batched or axis in windows.window:
         return False
     return all(is_same(n, windows.shape[a]) for a, n in enumerate(windows.sizes) if a != axis)
 
 
-def rows(t, x, windows, item):
+def rows(t: OnnxTarget, x: Value, windows: Windows, item: tuple[int, Start]) -> Tensor:
     """Whole rows by a Gather, which puts the axes of the indices in place of the axis it reads."""
     axis, start = item
     order = {}  # {axis of the result: axis of the Gather}
@@ -280,7 +344,7 @@ def rows(t, x, windows, item):
     return t.transpose(t.Gather(x, start, axis=axis), [order[out] for out in range(windows.rank)])
 
 
-def one_per_row(t, x, windows, item):
+def one_per_row(t: OnnxTarget, x: Value, windows: Windows, item: tuple[int, Start]) -> Tensor:
     """One number for each row."""
     axis, start = item
     left = next(a for a in range(windows.rank) if a not in windows.batched.values())
@@ -288,7 +352,7 @@ def one_per_row(t, x, windows, item):
     return t.transpose(t.GatherElements(x, t.transpose(start, order), axis=axis), np.argsort(order))
 
 
-def slice_at(t, x, begins, sizes):
+def slice_at(t: OnnxTarget, x: Value, begins: dict[int, Start], sizes: Sequence[Size]) -> Tensor:
     """A slice of known sizes; `begins` are {axis: tensor with the start}."""
     if not begins:
         return x
@@ -299,19 +363,21 @@ def slice_at(t, x, begins, sizes):
     return t.Slice(x, low, high, np.array(list(begins), np.int64))
 
 
-def begin(t, start, size, length):
+def begin(t: OnnxTarget, start: Value, size: Size, length: Size) -> Start:
     """The start of a slice, moved so that the slice ends inside, as a tensor of one number."""
     return one_number(t, clamped(t, t.cast(start, np.int64), size - length))
 
 
-def one_number(t, start):
+def one_number(t: OnnxTarget, start: Start) -> Start:
     """A start as a tensor with one axis."""
     if isinstance(start, Value) and start.constant:
         return constant(start.data.reshape(1))
     return t.Reshape(start, [1])
 
 
-def dynamic_slice(t, x, *starts, slice_sizes, **_):
+def dynamic_slice(
+    t: OnnxTarget, x: Value, *starts: Value, slice_sizes: Sequence[Size], **_: object
+) -> Tensor:
     begins = {
         axis: begin(t, start, x.shape[axis], size)
         for axis, (start, size) in enumerate(zip(starts, slice_sizes, strict=True))
@@ -320,7 +386,9 @@ def dynamic_slice(t, x, *starts, slice_sizes, **_):
     return slice_at(t, x, begins, slice_sizes)
 
 
-def dynamic_update_slice(t, x, update, *starts, **_):
+def dynamic_update_slice(
+    t: OnnxTarget, x: Value, update: Value, *starts: Value, **_: object
+) -> Tensor:
     """Concatenates what comes before, the update and what comes after, one axis at a time."""
     sizes = enumerate(zip(x.shape, update.shape, strict=True))
     axes = [axis for axis, (whole, part) in sizes if not is_same(whole, part)]
@@ -338,10 +406,19 @@ def dynamic_update_slice(t, x, update, *starts, **_):
     return t.Concat(before, update, after, axis=axis)
 
 
-def scatter(reduction):
+def scatter(reduction: str | None) -> Lowering:
     """Updates replace numbers of the flattened array, or are combined with them."""
 
-    def function(t, x, indices, updates, *, dimension_numbers, mode, **_):
+    def function(
+        t: OnnxTarget,
+        x: Value,
+        indices: Value,
+        updates: Value,
+        *,
+        dimension_numbers: lax.ScatterDimensionNumbers,
+        mode: GatherScatterMode,
+        **_: object,
+    ) -> Tensor:
         windows = windows_of(x, indices, updates, dimension_numbers, mode)
         starts, is_inside = window_starts(t, windows), None
         if mode == GatherScatterMode.CLIP:
@@ -364,7 +441,13 @@ def scatter(reduction):
     return function
 
 
-def windows_of(x, indices, updates, numbers, mode):
+def windows_of(
+    x: Value,
+    indices: Value,
+    updates: Value,
+    numbers: lax.ScatterDimensionNumbers,
+    mode: GatherScatterMode,
+) -> Windows:
     batched = zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
     dropped = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
     kept = [axis for axis in range(len(x.shape)) if axis not in dropped]
@@ -374,7 +457,9 @@ def windows_of(x, indices, updates, numbers, mode):
     return Windows(x.shape, sizes, indices, *axes, len(updates.shape), mode)
 
 
-def write(t, x, updates, positions, reduction, drops):
+def write(
+    t: OnnxTarget, x: Value, updates: Value, positions: Tensor, reduction: str | None, drops: bool
+) -> Tensor:
     """The array with the updates; dropped updates are written to one extra element at the end."""
     flat, one = t.Reshape(x, [-1]), np.array([1], np.int64)
     if drops:
@@ -386,7 +471,9 @@ def write(t, x, updates, positions, reduction, drops):
     return t.Reshape(flat, t.shape(x.shape))
 
 
-def scatter_subtract(t, x, indices, updates, **params):
+def scatter_subtract(
+    t: OnnxTarget, x: Value, indices: Value, updates: Value, **params: Any
+) -> Tensor:
     negative = Value(t.Neg(updates), updates.shape, updates.dtype)
     return scatter("add")(t, x, indices, negative, **params)
 

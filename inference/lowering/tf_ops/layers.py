@@ -8,14 +8,17 @@ batch 64.
 """
 
 import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
-from inference.lowering.tf_ops.elementwise import limited
+from inference.lowering.tf_ops.elementwise import Tensor, limited
 from inference.lowering.tf_ops.pending import (
     UNIT,
     Linear,
+    Result,
     Scaled,
     folds,
     is_constant,
@@ -25,12 +28,18 @@ from inference.lowering.tf_ops.pending import (
 )
 from inference.lowering.tf_ops.products import convolution, is_same, padded, pads_of
 from inference.lowering.tf_ops.shapes import as_index, shape_of, size_of
-from inference.lowering.trimming import trimmed
+from inference.lowering.trimming import Padding, Pads, trimmed
+from inference.lowering.value import Size
 from model.layers.conv import explicit_padding, pair
+
+if TYPE_CHECKING:
+    from inference.lowering.tf_ops.target import TfTarget
+
+Params: TypeAlias = dict[str, Tensor]
 
 
 @folds
-def linear(target, params, x):
+def linear(target: "TfTarget", params: Params, x: Tensor) -> Result:
     """(..., in) -> (..., out)."""
     if is_constant(*params.values()):
         image = UNIT if is_image(x) else None
@@ -41,16 +50,24 @@ def linear(target, params, x):
 
 
 @folds
-def linears(target, layers, x):
+def linears(target: "TfTarget", layers: Sequence[Params], x: Tensor) -> list[Result]:
     return [linear(target, params, x) for params in layers]
 
 
-def unembedding(target, params, x):
+def unembedding(target: "TfTarget", params: Params, x: Tensor) -> Tensor:
     return tf.matmul(x, params["weight"], transpose_b=True)
 
 
 @folds
-def conv2d(target, params, x, *, stride, padding, dilation):
+def conv2d(
+    target: "TfTarget",
+    params: Params,
+    x: Tensor,
+    *,
+    stride: int | Sequence[int],
+    padding: Padding,
+    dilation: int | Sequence[int],
+) -> Result:
     weight, stride, dilation = params["weight"], pair(stride), pair(dilation)
     geometry = tuple(x.shape[1:3]), tuple(weight.shape[:2]), stride, dilation
     pads = pads_of(target, padding, *geometry)
@@ -63,7 +80,9 @@ def conv2d(target, params, x, *, stride, padding, dilation):
     return y + params["bias"] if "bias" in params else y
 
 
-def conv_transpose2d(target, params, x, *, stride, padding):
+def conv_transpose2d(
+    target: "TfTarget", params: Params, x: Tensor, *, stride: int | Sequence[int], padding: Padding
+) -> Tensor:
     """TFLite's op without padding; its full result is cut to what JAX's padding gives."""
     weight, stride = params["weight"], pair(stride)
     kernel, out = weight.shape[:2], target.out[0].shape
@@ -77,7 +96,13 @@ def conv_transpose2d(target, params, x, *, stride, padding):
     return y + params["bias"] if "bias" in params else y
 
 
-def cut(padding, kernel, stride, full, out):
+def cut(
+    padding: Padding,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    full: Sequence[Size],
+    out: Sequence[Size],
+) -> list[tuple[int, int]]:
     """The negative padding that cuts the full result to JAX's size."""
     if padding == "VALID":
         before = [0, 0]
@@ -89,12 +114,12 @@ def cut(padding, kernel, stride, full, out):
     return [(-b, o - f + b) for b, f, o in zip(before, full, out, strict=True)]
 
 
-def same_start(kernel, stride):
+def same_start(kernel: int, stride: int) -> int:
     """JAX's padding before a dilated input for SAME."""
     return kernel - 1 if stride > kernel - 1 else -(-(kernel + stride - 2) // 2)
 
 
-def embedding(target, params, ids):
+def embedding(target: "TfTarget", params: Params, ids: Tensor) -> Tensor:
     """The rows of the ids; as in JAX, nan for an id past the end, or below 0."""
     weight = params["weight"]
     count = weight.shape[0]
@@ -104,12 +129,26 @@ def embedding(target, params, ids):
     return tf.where(tf.expand_dims(inside, -1), rows, np.float32(np.nan))
 
 
-def max_pool(target, x, window, *, stride, padding):
+def max_pool(
+    target: "TfTarget",
+    x: Tensor,
+    window: int | Sequence[int],
+    *,
+    stride: int | Sequence[int] | None,
+    padding: Padding,
+) -> Tensor:
     window, stride, pads = pool_geometry(target, x, window, stride, padding)
     return pool(x, window, stride, pads, "MAX", -np.inf)
 
 
-def avg_pool(target, x, window, *, stride, padding):
+def avg_pool(
+    target: "TfTarget",
+    x: Tensor,
+    window: int | Sequence[int],
+    *,
+    stride: int | Sequence[int] | None,
+    padding: Padding,
+) -> Tensor:
     """TFLite counts only pixels for SAME; for other padding the mean is divided by their share."""
     window, stride, pads = pool_geometry(target, x, window, stride, padding)
     y = pool(x, window, stride, pads, "AVG", 0)
@@ -123,13 +162,21 @@ def avg_pool(target, x, window, *, stride, padding):
     return y * (1 / shares)[:, :, None].astype(np.float32)
 
 
-def pool_geometry(target, x, window, stride, padding):
+def pool_geometry(
+    target: "TfTarget",
+    x: Tensor,
+    window: int | Sequence[int],
+    stride: int | Sequence[int] | None,
+    padding: Padding,
+) -> tuple[tuple[int, int], tuple[int, int], Pads]:
     window = pair(window)
     stride = window if stride is None else pair(stride)
     return window, stride, pads_of(target, padding, x.shape[1:3], window, stride)
 
 
-def pool(x, window, stride, pads, kind, pad_value):
+def pool(
+    x: Tensor, window: Sequence[int], stride: Sequence[int], pads: Pads, kind: str, pad_value: float
+) -> Tensor:
     if is_same(pads, x.shape[1:3], window, stride):
         return tf.nn.pool(x, window, kind, stride, "SAME")
     if np.any(pads):
@@ -137,12 +184,12 @@ def pool(x, window, stride, pads, kind, pad_value):
     return tf.nn.pool(x, window, kind, stride, "VALID")
 
 
-def global_max_pool(target, x):
+def global_max_pool(target: "TfTarget", x: Tensor) -> Tensor:
     return tf.reduce_max(x, (1, 2))
 
 
 @folds
-def global_avg_pool(target, x):
+def global_avg_pool(target: "TfTarget", x: Tensor) -> Result:
     """(B, H, W, C) -> (B, C); a pending map of the channels is moved behind the mean."""
     if isinstance(x, Scaled):
         return Scaled(global_avg_pool(target, x.x), x.scale, x.shift, x.products)
@@ -157,22 +204,22 @@ FEW = 24  # channels; with 16, products take 0.8 times as long as means, with 32
 
 
 @folds
-def layer_norm(target, params, x, *, eps):
+def layer_norm(target: "TfTarget", params: Params, x: Tensor, *, eps: float) -> Result:
     return scaled(target, standardized(target, x, eps), **params)
 
 
-def rms_norm(target, params, x, *, eps):
+def rms_norm(target: "TfTarget", params: Params, x: Tensor, *, eps: float) -> Result:
     y = x * tf.math.rsqrt(mean_square(target, x, eps))
     return scaled(target, y, params["scale"])
 
 
-def standardized(target, x, eps):
+def standardized(target: "TfTarget", x: Tensor, eps: float) -> Tensor:
     """x with mean 0 and variance 1 over the last axis."""
     centred = resolved(centre(target, x))
     return centred * tf.math.rsqrt(mean_square(target, centred, eps))
 
 
-def centre(target, x):
+def centre(target: "TfTarget", x: Tensor) -> Result:
     channels = x.shape[-1]
     matrix = np.eye(channels) - 1 / channels
     if isinstance(x, Linear) and x.dense:
@@ -183,7 +230,7 @@ def centre(target, x):
     return x - tf.reduce_mean(x, -1, keepdims=True)
 
 
-def mean_square(target, x, eps):
+def mean_square(target: "TfTarget", x: Tensor, eps: float) -> Tensor:
     """The mean of the squares over the last axis, plus eps; few channels each hold a copy of it."""
     channels = x.shape[-1]
     if target.products and channels <= FEW:
@@ -191,13 +238,13 @@ def mean_square(target, x, eps):
     return tf.reduce_mean(tf.square(x), -1, keepdims=True) + np.float32(eps)
 
 
-def mixed(x, matrix, bias=None):
+def mixed(x: Tensor, matrix: np.ndarray, bias: np.ndarray | None = None) -> Tensor:
     """The product of the last axis with a constant matrix."""
     image = UNIT if is_image(x) else None
     return Linear(x, matrix[None, None] if image else matrix, bias, image).tensor()
 
 
-def scaled(target, x, scale, bias=None):
+def scaled(target: "TfTarget", x: Tensor, scale: Tensor, bias: Tensor | None = None) -> Result:
     bias = 0 * scale if bias is None else bias
     if is_constant(scale, bias):
         return Scaled(x, scale, bias, target.products)
@@ -205,7 +252,9 @@ def scaled(target, x, scale, bias=None):
 
 
 @folds
-def by_statistics(target, params, statistics, x, *, eps):
+def by_statistics(
+    target: "TfTarget", params: Params, statistics: Params, x: Tensor, *, eps: float
+) -> Result:
     if not is_constant(*params.values(), *statistics.values()):
         scale = tf.math.rsqrt(statistics["var"] + eps) * params["scale"]
         return (resolved(x) - statistics["mean"]) * scale + params["bias"]
@@ -217,13 +266,13 @@ def by_statistics(target, params, statistics, x, *, eps):
     return Scaled(x, scale, shift, target.products and not follows_convolution(x))
 
 
-def follows_convolution(x):
+def follows_convolution(x: Tensor) -> bool:
     """Whether TensorFlow's converter will fold a scale and a shift into the op before them."""
     op = x.op.inputs[0].op if x.op.type in ("AddV2", "BiasAdd") else x.op
     return op.type in ("Conv2D", "DepthwiseConv2dNative")
 
 
-def group_norm(target, params, x, *, groups, eps):
+def group_norm(target: "TfTarget", params: Params, x: Tensor, *, groups: int, eps: float) -> Result:
     """A normalization in which each group of channels of an example is one row."""
     shape, channels = [size_of(x, axis) for axis in range(len(x.shape))], x.shape[-1]
     x = tf.reshape(x, (shape[0], -1, groups, channels // groups))
@@ -237,7 +286,16 @@ LOWEST = np.finfo(np.float32).min
 
 
 @folds
-def attention(target, params, x, context=None, *, heads, causal, mask):
+def attention(
+    target: "TfTarget",
+    params: dict[str, Params],
+    x: Tensor,
+    context: Tensor | None = None,
+    *,
+    heads: int,
+    causal: bool,
+    mask: Tensor | None,
+) -> Result:
     """x, (B, T, D), attends to the context, (B, S, D)."""
     context = x if context is None else context
     dim = params["query"]["weight"].shape[-1]
@@ -252,25 +310,31 @@ def attention(target, params, x, context=None, *, heads, causal, mask):
     return linear(target, params["out"], tf.reshape(y, sizes_of(x)))
 
 
-def split_heads(x, heads):
+def split_heads(x: Tensor, heads: int) -> Tensor:
     """(B, T, D) -> (B, H, T, D / H)."""
     *sizes, dim = sizes_of(x)
     return tf.transpose(tf.reshape(x, (*sizes, heads, dim // heads)), (0, 2, 1, 3))
 
 
-def sizes_of(x):
+def sizes_of(x: Tensor) -> list[Tensor]:
     """The shape of x for tf.reshape, in which the size of the batch need not be computed."""
     return [-1, *(size_of(x, axis) for axis in range(1, len(x.shape)))]
 
 
-def earlier(queries, keys):
+def earlier(queries: Tensor, keys: Tensor) -> Tensor:
     """Whether a key is not after a query: (T, S), of these sizes."""
     if not any(map(tf.is_tensor, (queries, keys))):
         return np.tril(np.ones((queries, keys), bool))
     return tf.reshape(tf.range(queries), (-1, 1)) >= tf.reshape(tf.range(keys), (1, -1))
 
 
-def masked(scores, causal, mask, lowest=LOWEST, sizes=None):
+def masked(
+    scores: Tensor,
+    causal: bool,
+    mask: Tensor | None,
+    lowest: float = LOWEST,
+    sizes: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
     """The scores with the lowest number at masked positions; `sizes` are their last two."""
     if causal:
         past = earlier(*(sizes or (size_of(scores, 2), size_of(scores, 3))))
@@ -279,7 +343,18 @@ def masked(scores, causal, mask, lowest=LOWEST, sizes=None):
     return scores if mask is None else tf.where(mask, scores, np.float32(lowest))
 
 
-def weighted_mean(target, q, k, v, mask, bias, *, causal, scale, lowest):
+def weighted_mean(
+    target: "TfTarget",
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    *,
+    causal: bool,
+    scale: float,
+    lowest: float | None,
+) -> Tensor:
     """Attention without its projections, of (batch, position, head, feature)."""
     sizes = free_sizes(target)
     q, k, v = (tf.transpose(x, (0, 2, 1, 3)) for x in (q, k, v))
@@ -289,14 +364,16 @@ def weighted_mean(target, q, k, v, mask, bias, *, causal, scale, lowest):
     return tf.transpose(y, (0, 2, 1, 3))
 
 
-def free_sizes(target):
+def free_sizes(target: "TfTarget") -> tuple[Tensor, Tensor]:
     """The numbers of queries and keys. Free ones are computed from the file's inputs, so that all
     layers share that."""
     queries, keys, *_ = target.operand_shapes
     return target.size(queries[1]), target.size(keys[1])
 
 
-def attend(target, q, k, v, mask, *, causal):
+def attend(
+    target: "TfTarget", q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool
+) -> Tensor:
     """`weighted_mean`, in which several heads of queries may share one head of keys."""
     (batch, length, heads, dim), (_, context, groups, _), *_ = target.operand_shapes
     scale = np.float32(1 / math.sqrt(dim))
@@ -305,7 +382,7 @@ def attend(target, q, k, v, mask, *, causal):
         return weighted_mean(target, q, k, v, mask, None, **options)
     shared = heads // groups
 
-    def reshape(x, *shape):
+    def reshape(x: Tensor, *shape: Size) -> Tensor:
         return tf.reshape(x, target.new_sizes(shape))
 
     # The queries of one group are the rows of one matrix.
@@ -321,7 +398,7 @@ def attend(target, q, k, v, mask, *, causal):
     return reshape(y, batch, length, heads, dim)
 
 
-def write(target, cache, new, where):
+def write(target: "TfTarget", cache: Tensor, new: Tensor, where: Tensor) -> Tensor:
     """The cache, (B, K, S, D), with one token of each text, (B, 1, K, D), at a place, (B, 1)."""
     here = tf.equal(tf.range(target.operand_shapes[0][2]), where)  # (B, S)
     new = tf.transpose(tf.cast(new, cache.dtype), (0, 2, 1, 3))

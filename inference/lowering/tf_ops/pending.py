@@ -4,16 +4,22 @@ The result of a layer may be Pending instead of a tensor. The next layer folds i
 weights or computes its tensor. Weights are multiplied in float64 and rounded once.
 """
 
+from typing import Any, TypeAlias
+
 import numpy as np
 import tensorflow as tf
 
+from inference.lowering.tf_ops.elementwise import Tensor
 from inference.lowering.tf_ops.products import convolution, out_size
+from inference.lowering.walk import Lowering
 from inference.quantize_tflite import KEPT
+
+Geometry: TypeAlias = dict[str, Any]  # stride, pads and dilation of a convolution
 
 UNIT = {"stride": (1, 1), "pads": ((0, 0), (0, 0)), "dilation": (1, 1)}
 
 
-def is_image(x):
+def is_image(x: "Result") -> bool:
     """Whether x has two axes of known sizes between the first and the last."""
     return len(x.shape) == 4 and None not in tuple(x.shape)[1:3]
 
@@ -27,7 +33,7 @@ class Pending:
 
     cached, shared, kept = None, False, False
 
-    def tensor(self):
+    def tensor(self) -> Tensor:
         if self.cached is None:  # an empty name leaves the scope of the op that reads it
             with tf.name_scope(KEPT if self.kept else ""):
                 self.cached = self.emit()
@@ -40,34 +46,41 @@ class Linear(Pending):
     The weight is (in, out) or (kh, kw, in / groups, out).
     """
 
-    def __init__(self, x, weight, bias=None, geometry=None, kept=False):
+    def __init__(
+        self,
+        x: Tensor,
+        weight: np.ndarray,
+        bias: np.ndarray | None = None,
+        geometry: Geometry | None = None,
+        kept: bool = False,
+    ) -> None:
         self.x, self.geometry, self.kept = x, geometry, kept
         self.weight = np.asarray(weight, np.float64)
         self.bias = np.zeros(weight.shape[-1]) if bias is None else np.asarray(bias, np.float64)
 
     @property
-    def dense(self):
+    def dense(self) -> bool:
         """Whether each output reads all channels: then a matrix product after it can be folded."""
         return self.weight.shape[-2] == self.x.shape[-1]
 
     @property
-    def shape(self):
+    def shape(self) -> tuple[int | None, ...]:
         if not self.geometry:
             return (*self.x.shape[:-1], self.weight.shape[-1])
         size = out_size(self.x.shape[1:3], self.weight.shape[:2], **self.geometry)
         return (self.x.shape[0], *size, self.weight.shape[-1])
 
-    def mixed(self, matrix):
+    def mixed(self, matrix: np.ndarray) -> "Linear":
         """This map followed by a product with a matrix."""
         bias = self.bias @ matrix
         return Linear(self.x, self.weight @ matrix, bias, self.geometry, self.kept)
 
-    def affine(self, scale, shift):
+    def affine(self, scale: np.ndarray, shift: np.ndarray) -> "Linear":
         """This map followed by a scale and a shift per channel."""
         bias = self.bias * scale + shift
         return Linear(self.x, self.weight * scale, bias, self.geometry, self.kept)
 
-    def emit(self):
+    def emit(self) -> Tensor:
         weight, bias = self.weight.astype(np.float32), self.bias.astype(np.float32)
         if self.geometry:
             y = convolution(self.x, weight, **self.geometry)
@@ -84,15 +97,15 @@ class Scaled(Pending):
 
     shared = True
 
-    def __init__(self, x, scale, shift, products):
+    def __init__(self, x: Tensor, scale: np.ndarray, shift: np.ndarray, products: bool) -> None:
         self.x, self.products = x, products
         self.scale, self.shift = np.float32(scale), np.float32(shift)
 
     @property
-    def shape(self):
+    def shape(self) -> tuple[int | None, ...]:
         return self.x.shape
 
-    def emit(self):
+    def emit(self) -> Tensor:
         if self.products and is_image(self.x) and self.shift.any():
             # XNNPACK runs this as one multiply-add
             y = convolution(self.x, self.scale.reshape(1, 1, 1, -1), **UNIT)
@@ -101,22 +114,27 @@ class Scaled(Pending):
         return scaled + self.shift if np.any(self.shift) else scaled
 
 
-def folds(function):
+Result: TypeAlias = Tensor | Pending
+
+
+def folds(function: Lowering) -> Lowering:
     """Marks a table's function whose operands may be pending; other functions receive tensors."""
     function.folds = True
     return function
 
 
-def resolved(x):
+def resolved(x: Any) -> Tensor:
     """The tensor of a pending result; anything else is returned unchanged."""
     return x.tensor() if isinstance(x, Pending) else x
 
 
-def is_constant(*arrays):
+def is_constant(*arrays: Any) -> bool:
     return all(isinstance(array, np.ndarray) for array in arrays)
 
 
-def linear_of(x, weight, bias=None, geometry=None):
+def linear_of(
+    x: Result, weight: np.ndarray, bias: np.ndarray | None = None, geometry: Geometry | None = None
+) -> Linear:
     """A product or convolution with constant weights; a pending x is folded in where possible."""
     is_padded = geometry and np.any(geometry["pads"])
     # a shift cannot be folded past padding, which is 0 after the shift and not before
@@ -134,14 +152,14 @@ def linear_of(x, weight, bias=None, geometry=None):
     return Linear(resolved(x), weight, bias, geometry)
 
 
-def by_input(numbers, weight, channels):
+def by_input(numbers: np.ndarray, weight: np.ndarray, channels: int) -> np.ndarray:
     """One number per input channel, as (in / groups, out) for a weight with grouped outputs."""
     groups = channels // weight.shape[-2]
     by_group = numbers.astype(np.float64).reshape(groups, -1)
     return np.repeat(by_group, weight.shape[-1] // groups, axis=0).T
 
 
-def is_smaller(first, weight):
+def is_smaller(first: Linear, weight: np.ndarray) -> bool:
     """Whether folding a product with this weight into the first map gives no more numbers."""
     if weight.shape[-2] != first.weight.shape[-1]:
         return False

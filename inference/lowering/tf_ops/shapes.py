@@ -2,48 +2,64 @@
 
 import functools
 import itertools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
+from jax import lax
 
-from inference.lowering.tf_ops.elementwise import WIDER_TO_MOVE, limited, widened
-from inference.lowering.value import is_one
+from inference.lowering.tf_ops.elementwise import WIDER_TO_MOVE, Tensor, limited, widened
+from inference.lowering.value import Size, is_one
+from inference.lowering.walk import Lowering
+
+if TYPE_CHECKING:
+    from inference.lowering.tf_ops.target import TfTarget
+
+Write: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
-def reshape(target, x, *, new_sizes, dimensions=None, **_):
+def reshape(
+    target: "TfTarget",
+    x: Tensor,
+    *,
+    new_sizes: Sequence[Size],
+    dimensions: Sequence[int] | None = None,
+    **_: object,
+) -> Tensor:
     """x in another shape, its axes read in the order of `dimensions`."""
     x = x if dimensions is None else tf.transpose(x, dimensions)
     return tf.reshape(x, target.new_sizes(new_sizes))
 
 
-def squeeze(target, x, *, dimensions):
+def squeeze(target: "TfTarget", x: Tensor, *, dimensions: Sequence[int]) -> Tensor:
     return tf.reshape(x, target.new_sizes(target.out[0].shape))
 
 
-def transpose(target, x, *, permutation):
+def transpose(target: "TfTarget", x: Tensor, *, permutation: Sequence[int]) -> Tensor:
     return tf.transpose(x, permutation)
 
 
-def reverse(target, x, *, dimensions):
+def reverse(target: "TfTarget", x: Tensor, *, dimensions: Sequence[int]) -> Tensor:
     for axis in dimensions:  # TFLite reverses one axis at a time
         x = tf.reverse(x, [axis])
     return x
 
 
-def concatenate(target, *operands, dimension):
+def concatenate(target: "TfTarget", *operands: Tensor, dimension: int) -> Tensor:
     parts = [x for x in operands if x.shape[dimension] != 0]  # TFLite does not slice to nothing
     return tf.concat(parts or operands[:1], dimension)
 
 
-def stack(target, *operands, axis, **_):
+def stack(target: "TfTarget", *operands: Tensor, axis: int, **_: object) -> Tensor:
     return tf.stack(operands, axis)
 
 
-def unstack(target, x, *, axis, **_):
+def unstack(target: "TfTarget", x: Tensor, *, axis: int, **_: object) -> list[Tensor]:
     return tf.unstack(x, axis=axis)
 
 
-def tile(target, x, *, reps):
+def tile(target: "TfTarget", x: Tensor, *, reps: Sequence[Size]) -> Tensor:
     """Copies by a broadcast: the converter drops a Tile of a free axis before an addition."""
     shape, wide = [], []
     for size, count in zip(target.operand_shapes[0], reps, strict=True):
@@ -54,12 +70,19 @@ def tile(target, x, *, reps):
     return tf.reshape(x, target.new_sizes(target.out[0].shape))
 
 
-def split(target, x, *, sizes, axis):
+def split(target: "TfTarget", x: Tensor, *, sizes: Sequence[Size], axis: int) -> list[Tensor]:
     edges = map(target.size, itertools.accumulate(sizes, initial=0))
     return [cut(x, {axis: (start, end, 1)}) for start, end in itertools.pairwise(edges)]
 
 
-def slice_(target, x, *, start_indices, limit_indices, strides):
+def slice_(
+    target: "TfTarget",
+    x: Tensor,
+    *,
+    start_indices: Sequence[Size],
+    limit_indices: Sequence[Size],
+    strides: Sequence[int] | None,
+) -> Tensor:
     """A slice; one that reaches the end of an axis does not need the axis's size."""
     limits = zip(limit_indices, target.operand_shapes[0], strict=True)
     ends = [None if end == size else target.size(end) for end, size in limits]
@@ -69,12 +92,18 @@ def slice_(target, x, *, start_indices, limit_indices, strides):
     return x[tuple(slice(target.size(start), end, step) for start, end, step in parts)]
 
 
-def cut(x, parts):
+def cut(x: Tensor, parts: dict[int, tuple[Any, ...]]) -> Tensor:
     """x[...] with a slice of these arguments, {axis: (start, stop)}."""
     return x[tuple(slice(*parts.get(axis, (None,))) for axis in range(len(x.shape)))]
 
 
-def pad(target, x, value, *, padding_config):
+def pad(
+    target: "TfTarget",
+    x: Tensor,
+    value: Tensor,
+    *,
+    padding_config: Sequence[tuple[Size, Size, int]],
+) -> Tensor:
     """Padding around the numbers and between them; a negative padding cuts off numbers, also of the
     padding on the other side."""
     for axis, (_, _, between) in enumerate(padding_config):
@@ -87,7 +116,9 @@ def pad(target, x, value, *, padding_config):
     return cut(x, dict(enumerate(kept)))
 
 
-def pad_around(target, x, value, pads):
+def pad_around(
+    target: "TfTarget", x: Tensor, value: Tensor, pads: Sequence[Sequence[Size]]
+) -> Tensor:
     """Padding with these numbers of values before and after each axis."""
     if all(isinstance(size, int) for pair in pads for size in pair):
         return tf.pad(x, pads, constant_values=value) if any(map(any, pads)) else x
@@ -100,16 +131,16 @@ def pad_around(target, x, value, pads):
     return x
 
 
-def is_negative(size):
+def is_negative(size: Size) -> bool:
     """Whether a padding cuts numbers off; one that depends on a free size adds some."""
     return isinstance(size, int) and size < 0
 
 
-def cut_off(size):
+def cut_off(size: Size) -> int:
     return -size if is_negative(size) else 0
 
 
-def pad_between(x, value, axis, between):
+def pad_between(x: Tensor, value: Tensor, axis: int, between: int) -> Tensor:
     """x with `between` values between neighbours along an axis."""
     size = size_of(x, axis)
     pads = [(0, between if i == axis + 1 else 0) for i in range(len(x.shape) + 1)]
@@ -119,26 +150,28 @@ def pad_between(x, value, axis, between):
     return cut(tf.reshape(wide, shape_of(shape)), {axis: (0, (size - 1) * (between + 1) + 1)})
 
 
-def iota(target, *, shape, dimension, **_):
+def iota(target: "TfTarget", *, shape: Sequence[Size], dimension: int, **_: object) -> Tensor:
     dtype = target.out[0].dtype
     count = tf.range(target.size(shape[dimension]), dtype=tf.int32)
     line = tf.reshape(count, [-1 if i == dimension else 1 for i in range(len(shape))])
     return tf.cast(tf.broadcast_to(line, target.sizes(shape)), dtype)
 
 
-def dim_as_value(target, *, dim):
+def dim_as_value(target: "TfTarget", *, dim: Size) -> Tensor:
     return tf.cast(target.size(dim), target.out[0].dtype)
 
 
 START = np.int32(0)  # the start of a whole axis
 
 
-def as_index(ids):
+def as_index(ids: Tensor) -> Tensor:
     """Integers in a dtype that TFLite's gather takes."""
     return ids if ids.dtype.name in ("int32", "int64") else tf.cast(ids, tf.int32)
 
 
-def dynamic_slice(target, x, *starts, slice_sizes):
+def dynamic_slice(
+    target: "TfTarget", x: Tensor, *starts: Tensor, slice_sizes: Sequence[Size]
+) -> Tensor:
     """A slice whose starts are moved so that it lies inside."""
     starts, sizes = inside_starts(target, starts, slice_sizes)
     is_whole = [start is START for start in starts]
@@ -146,7 +179,9 @@ def dynamic_slice(target, x, *starts, slice_sizes):
     return tf.slice(x, tf.stack(starts), tf.stack(sizes))
 
 
-def inside_starts(target, starts, sizes):
+def inside_starts(
+    target: "TfTarget", starts: Sequence[Tensor], sizes: Sequence[Size]
+) -> tuple[list[Tensor], list[Tensor]]:
     """The starts of a slice, moved so that it lies inside, and its sizes; 0 for a whole axis."""
     inside, whole_sizes = [], target.operand_shapes[0]
     for start, size, whole in zip(starts, sizes, whole_sizes, strict=True):
@@ -155,7 +190,7 @@ def inside_starts(target, starts, sizes):
     return inside, [target.size(size) for size in sizes]
 
 
-def dynamic_update_slice(target, x, update, *starts):
+def dynamic_update_slice(target: "TfTarget", x: Tensor, update: Tensor, *starts: Tensor) -> Tensor:
     """The update, padded to the size of x, where it lies; x everywhere else."""
     dtype = tf.int32 if x.dtype.name == "bool" else x.dtype
     update = tf.cast(update, dtype)
@@ -175,7 +210,16 @@ class Positions:
     `at` is a tensor of flat positions over the axes of the indices, then the axes read in part.
     """
 
-    def __init__(self, target, x, indices, indexed, batched, shape, mode):
+    def __init__(
+        self,
+        target: "TfTarget",
+        x: Tensor,
+        indices: Tensor,
+        indexed: Sequence[int],
+        batched: dict[int, int],
+        shape: Sequence[Size],
+        mode: lax.GatherScatterMode,
+    ) -> None:
         axes, indices = range(len(x.shape)), as_index(indices)
         is_whole = [shape[d] == target.operand_shapes[0][d] for d in axes]
         self.whole = [d for d in axes if d not in {*indexed, *batched} and is_whole[d]]
@@ -198,7 +242,7 @@ class Positions:
             starts[d] = along(tf.range(tf.shape(indices)[axis]), axis, self.index_rank)
         self.at = self.flat(starts, shape)
 
-    def flat(self, starts, shape):
+    def flat(self, starts: dict[int, Tensor], shape: Sequence[Tensor]) -> Tensor:
         """The position of each number in the flattened axes."""
         total, rank = np.int32(0), self.index_rank + len(self.part)
         for d in self.read:
@@ -209,19 +253,19 @@ class Positions:
             total = total * self.sizes[d] + position
         return total
 
-    def widened(self, by_index):
+    def widened(self, by_index: Tensor) -> Tensor:
         """One number per index, with an axis of size 1 for each axis read in part."""
         for _ in self.part:
             by_index = tf.expand_dims(by_index, -1)
         return by_index
 
-    def flattened(self, x):
+    def flattened(self, x: Tensor) -> Tensor:
         """x with the axes that are read flattened into the first."""
         x = transposed(x, [*self.read, *self.whole])
         return tf.reshape(x, shape_of([-1, *(self.sizes[d] for d in self.whole)]))
 
 
-def may_repeat(indices, batched, moved, mode):
+def may_repeat(indices: Tensor, batched: dict[int, int], moved: set[int], mode: str) -> bool:
     """Whether two slices may overlap; `moved` are the axes along which slices can overlap in part.
 
     Slices at different positions of the batched axes do not.
@@ -235,12 +279,12 @@ def may_repeat(indices, batched, moved, mode):
     return len(np.unique(rows, axis=0)) < len(rows)
 
 
-def size_of(x, axis):
+def size_of(x: Tensor, axis: int) -> Tensor:
     size = x.shape[axis]
     return np.int32(size) if size is not None else tf.shape(x)[axis]
 
 
-def shape_of(sizes):
+def shape_of(sizes: Sequence[Tensor]) -> Tensor:
     """A shape for tf.reshape, with -1 for a single free size."""
     free = [size for size in sizes if tf.is_tensor(size)]
     if len(free) == 1 and not any(size == -1 for size in sizes if size is not free[0]):
@@ -248,16 +292,26 @@ def shape_of(sizes):
     return tf.stack(sizes) if free else sizes
 
 
-def along(line, axis, rank):
+def along(line: Tensor, axis: int, rank: int) -> Tensor:
     """A vector as one axis of an array with this rank."""
     return tf.reshape(line, [-1 if i == axis else 1 for i in range(rank)])
 
 
-def transposed(x, axes):
+def transposed(x: Tensor, axes: Sequence[int]) -> Tensor:
     return x if axes == sorted(axes) else tf.transpose(x, axes)
 
 
-def gather(target, x, indices, *, dimension_numbers, slice_sizes, mode, fill_value=None, **_):
+def gather(
+    target: "TfTarget",
+    x: Tensor,
+    indices: Tensor,
+    *,
+    dimension_numbers: lax.GatherDimensionNumbers,
+    slice_sizes: Sequence[Size],
+    mode: lax.GatherScatterMode,
+    fill_value: float | None = None,
+    **_: object,
+) -> Tensor:
     """Slices of x at many positions, with their axes where the result has them."""
     names, rank = dimension_numbers, len(target.out[0].shape)
     batched = dict(zip(names.operand_batching_dims, names.start_indices_batching_dims, strict=True))
@@ -287,13 +341,13 @@ def gather(target, x, indices, *, dimension_numbers, slice_sizes, mode, fill_val
     return transposed(result, [labels.index(label) for label in order])
 
 
-def inside_shape(labels, positions):
+def inside_shape(labels: list[int], positions: Positions) -> list[Tensor]:
     """The shape with which one number per index broadcasts to axes with these labels."""
     inside, rank = positions.inside, positions.index_rank
     return [size_of(inside, label + rank) if label < 0 else 1 for label in labels]
 
 
-def filler(dtype, fill_value):
+def filler(dtype: str, fill_value: float | None) -> np.ndarray:
     """The result of a read outside of the array."""
     if fill_value is None and dtype != "bool":
         kind = np.dtype(dtype).kind
@@ -304,14 +358,24 @@ def filler(dtype, fill_value):
     return np.asarray(True if fill_value is None else fill_value, dtype)
 
 
-def scatter(combine, repeated=None):
+def scatter(combine: Lowering, repeated: Callable[..., Tensor] | None = None) -> Lowering:
     """Writes by `combine(old, update, is_hit)`; TFLite adds up updates to the same position.
 
     Where that is wrong, `repeated(at, write, x)` writes to positions of which some may be equal: it
     calls write(x, which), which writes the updates that a vector selects.
     """
 
-    def write(target, x, indices, updates, *, dimension_numbers, mode, unique_indices, **_):
+    def write(
+        target: "TfTarget",
+        x: Tensor,
+        indices: Tensor,
+        updates: Tensor,
+        *,
+        dimension_numbers: lax.ScatterDimensionNumbers,
+        mode: lax.GatherScatterMode,
+        unique_indices: bool,
+        **_: object,
+    ) -> Tensor:
         positions, axes = written_positions(target, x, indices, updates, dimension_numbers, mode)
         sizes, read, whole = positions.sizes, positions.read, positions.whole
         rest = [sizes[d] for d in whole]
@@ -324,7 +388,7 @@ def scatter(combine, repeated=None):
         updates = tf.reshape(tf.transpose(updates, axes), shape_of([-1, *rest]))
         allowed = tf.reshape(allowed, (-1,))
 
-        def write_some(flat, which):
+        def write_some(flat: Tensor, which: Tensor) -> Tensor:
             chosen = tf.where(tf.reshape(which, by_row) > 0, updates, tf.zeros_like(updates))
             written = tf.scatter_nd(at, chosen, tf.stack([total, *rest]))
             is_hit = tf.scatter_nd(at, which, tf.stack([total])) > 0
@@ -343,14 +407,14 @@ def scatter(combine, repeated=None):
     return write
 
 
-def last_of_equal(at, allowed, write, x):
+def last_of_equal(at: Tensor, allowed: Tensor, write: Write, x: Tensor) -> Tensor:
     """Write only the last of several updates to one position."""
     order, is_first = grouped(at[::-1])
     is_last = tf.scatter_nd(order, is_first, tf.shape(at))[::-1]
     return write(x, allowed * is_last)
 
 
-def one_after_another(at, allowed, write, x):
+def one_after_another(at: Tensor, allowed: Tensor, write: Write, x: Tensor) -> Tensor:
     """Write the first update to each position, then the second one to each, and so on."""
     order, is_first = grouped(at)
     index = tf.range(tf.shape(at)[0])
@@ -359,7 +423,7 @@ def one_after_another(at, allowed, write, x):
     begin_of_group = tf.scatter_nd(group[:, None], begins, tf.shape(at))
     place = tf.scatter_nd(order, index - tf.gather(begin_of_group, group), tf.shape(at))
 
-    def step(i, x):
+    def step(i: Tensor, x: Tensor) -> list[Tensor]:
         return [i + 1, write(x, allowed * tf.cast(tf.equal(place, i), tf.float32))]
 
     most = tf.reduce_max(place)
@@ -368,7 +432,7 @@ def one_after_another(at, allowed, write, x):
     return tf.while_loop(lambda i, _: i <= most, step, start, shape_invariants=shapes)[1]
 
 
-def grouped(at):
+def grouped(at: Tensor) -> tuple[Tensor, Tensor]:
     """(the order in which equal positions follow each other, 1 where a new position begins)"""
     order = tf.math.top_k(-1 - at, tf.shape(at)[0]).indices  # equal ones stay in their order
     rows = tf.gather(at, order)
@@ -376,14 +440,21 @@ def grouped(at):
     return order[:, None], tf.cast(tf.not_equal(rows, before), tf.float32)
 
 
-def chosen(combine):
+def chosen(combine: Callable[[Tensor, Tensor], Tensor]) -> Lowering:
     """A scatter that combines old numbers and updates by a function of the two."""
     return scatter(
         lambda old, new, is_hit: tf.where(is_hit, combine(old, new), old), one_after_another
     )
 
 
-def written_positions(target, x, indices, updates, names, mode):
+def written_positions(
+    target: "TfTarget",
+    x: Tensor,
+    indices: Tensor,
+    updates: Tensor,
+    names: lax.ScatterDimensionNumbers,
+    mode: lax.GatherScatterMode,
+) -> tuple[Positions, list[int]]:
     """The positions of the updates, and the order of the updates' axes.
 
     In that order the axes of the indices come first, then those in part, then the whole ones.
