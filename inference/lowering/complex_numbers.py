@@ -15,8 +15,10 @@ from jax import lax
 from jax.core import ShapedArray
 from jax.extend.core import JaxprEqn, Primitive
 from jax.lax import FftType
+from jax.typing import DTypeLike
 from jaxtyping import Array
-from numpy.typing import DTypeLike
+
+from inference.lowering.value import aval_of
 
 
 class Pair(NamedTuple):
@@ -28,11 +30,11 @@ Numbers: TypeAlias = Array | Pair
 
 
 def is_complex(eqn: JaxprEqn) -> bool:
-    return any(is_complex_type(atom.aval.dtype) for atom in (*eqn.invars, *eqn.outvars))
+    return any(is_complex_type(aval_of(atom).dtype) for atom in (*eqn.invars, *eqn.outvars))
 
 
 def is_complex_type(dtype: DTypeLike) -> bool:
-    return jax.dtypes.issubdtype(dtype, np.complexfloating)
+    return jax.numpy.issubdtype(dtype, np.complexfloating)
 
 
 # real_dft(x), (..., n) -> (..., n // 2 + 1, 2): the first half of the transform of real numbers,
@@ -49,7 +51,7 @@ def computed_dft(x: Array) -> Array:
 
 @real_dft_p.def_abstract_eval
 def shape_of_dft(x: ShapedArray) -> ShapedArray:
-    return jax.core.ShapedArray((*x.shape[:-1], x.shape[-1] // 2 + 1, 2), x.dtype)
+    return ShapedArray((*x.shape[:-1], x.shape[-1] // 2 + 1, 2), x.dtype)
 
 
 def dft_matrix(count: int) -> np.ndarray:

@@ -14,7 +14,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 from jaxtyping import Array
 
-from inference.lowering.value import Size, Value, broadcast, joint_shape, on_host
+from inference.lowering.value import Size, Value, aval_of, broadcast, joint_shape, on_host
 
 # {primitive that only calls a jaxpr: the parameter that holds the jaxpr}
 CALLS = {
@@ -46,9 +46,9 @@ LARGE = 2**20  # numbers; the target computes a larger constant, unless its oper
 def is_identity(eqn: JaxprEqn) -> bool:
     name, params = eqn.primitive.name, eqn.params
     if name == "convert_element_type":
-        return params["new_dtype"] == eqn.invars[0].aval.dtype
+        return params["new_dtype"] == aval_of(eqn.invars[0]).dtype
     if name == "reduce_precision":
-        full = jax.numpy.finfo(eqn.invars[0].aval.dtype)
+        full = jax.numpy.finfo(aval_of(eqn.invars[0]).dtype)
         return params["exponent_bits"] >= full.nexp and params["mantissa_bits"] >= full.nmant
     return name in IDENTITIES
 
@@ -65,7 +65,7 @@ def passes_operands(eqn: JaxprEqn) -> bool:
 
 
 def open_jaxpr(jaxpr: ClosedJaxpr | Jaxpr) -> Jaxpr:
-    return getattr(jaxpr, "jaxpr", jaxpr)
+    return jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
 
 
 def needed_equations(jaxpr: Jaxpr) -> list[JaxprEqn]:
@@ -83,10 +83,10 @@ def can_fold(eqn: JaxprEqn, operands: Sequence[Value]) -> bool:
     to which an operand is broadcast, must be known."""
     if not all(value.constant for value in operands) or eqn.primitive.name == "dim_as_value":
         return False
-    shapes = [x.shape for x in operands] + [var.aval.shape for var in eqn.outvars]
+    shapes = [x.shape for x in operands] + [aval_of(var).shape for var in eqn.outvars]
     if not all(isinstance(d, int) for shape in shapes for d in shape):
         return False
-    size = sum(var.aval.size for var in eqn.outvars)
+    size = sum(aval_of(var).size for var in eqn.outvars)
     return size <= max(LARGE, 2 * sum(value.data.size for value in operands))
 
 
@@ -102,7 +102,7 @@ def fold(eqn: JaxprEqn, operands: Sequence[Value]) -> list[Value]:
     names = {value.name for value in operands} - {""}
     name = names.pop() if len(names) == 1 else ""
     return [
-        Value(on_host(array), var.aval.shape, var.aval.dtype, name=name, data_shape=shape)
+        Value(on_host(array), aval_of(var).shape, aval_of(var).dtype, name=name, data_shape=shape)
         for array, var in zip(results, eqn.outvars, strict=True)
     ]
 
@@ -111,7 +111,7 @@ def divisor_of_mean(eqn: JaxprEqn, operands: Sequence[Value], count: Value) -> b
     """Whether dividing the result of this equation, a sum, by `count` makes it a mean."""
     if eqn.primitive.name != "reduce_sum" or not count.constant or count.data.size != 1:
         return False
-    if not jax.dtypes.issubdtype(eqn.outvars[0].aval.dtype, np.floating):  # a sum may overflow
+    if not jax.numpy.issubdtype(aval_of(eqn.outvars[0]).dtype, np.floating):  # a sum may overflow
         return False
     sizes = [operands[0].shape[axis] for axis in eqn.params["axes"]]
     return all(isinstance(size, int) for size in sizes) and bool(np.prod(sizes) == count.data)
@@ -158,14 +158,14 @@ def convolution_by_taps(
     weight = weight.reshape(*sizes, channels, feature_group_count, outputs // feature_group_count)
     geometry = list(zip(x.shape[1:-2], sizes, window_strides, rhs_dilation, strict=True))
     ends = [(n - (k - 1) * d - 1) // s * s + 1 for n, k, s, d in geometry]
-    total = 0
+    total: Any = 0
     for tap in itertools.product(*map(range, sizes)):
         starts = [i * d for i, d in zip(tap, rhs_dilation, strict=True)]
         parts = zip(starts, ends, window_strides, strict=True)
         seen = x[(slice(None), *(slice(low, low + end, step) for low, end, step in parts))]
         total = total + jnp.einsum("n...gc,cgo->n...go", seen, weight[tap])
     y = total.reshape(*total.shape[:-2], outputs)
-    return jnp.transpose(y, np.argsort([out_spec[0], *out_spec[2:], out_spec[1]]))
+    return jnp.transpose(y, tuple(np.argsort([out_spec[0], *out_spec[2:], out_spec[1]])))
 
 
 def leading_zeros(x: Array) -> Array:

@@ -78,6 +78,7 @@ def weighted_mean(
         past = jnp.tril(jnp.ones(scores.shape[-2:], bool))
         mask = past if mask is None else past & mask
     if mask is not None:
+        assert lowest is not None
         scores = jnp.where(mask, scores, lowest)
     return jnp.einsum("bhts,bshc->bthc", jax.nn.softmax(scores), v)
 
@@ -145,11 +146,11 @@ def affine(
     return by_statistics(params, {"mean": mean, "var": jnp.ones_like(mean)}, x, eps=0.0)
 
 
-def root_mean_square(x: Array, eps: Array, **weights: Array) -> Array:
+def root_mean_square(x: Array, eps: Any, **weights: Array) -> Array:
     return rms_norm({"scale": params_of(x, **weights)["scale"]}, x, eps=eps)
 
 
-def standardized(x: Array, eps: Array, axes: tuple[int, ...], **weights: Array) -> Array:
+def standardized(x: Array, eps: Any, axes: tuple[int, ...], **weights: Array) -> Array:
     """Over the features or over the pixels."""
     params = params_of(x, **weights)
     if axes == (x.ndim - 1,):
@@ -164,18 +165,18 @@ def standardized_axes(aval: Aval, eqns: Sequence[JaxprEqn]) -> list[Choice]:
 
 
 def definition_of_standardized(
-    x: Array, eps: Array, axes: tuple[int, ...], scale: ArrayLike = 1, bias: ArrayLike = 0
+    x: Array, eps: Any, axes: tuple[int, ...], scale: ArrayLike = 1, bias: ArrayLike = 0
 ) -> Array:
     return standardize(x, axes, eps) * scale + bias
 
 
 @channels_at_any_axis
-def by_groups(x: Array, eps: Array, groups: int, **weights: Array) -> Array:
+def by_groups(x: Array, eps: Any, groups: int, **weights: Array) -> Array:
     return group_norm(params_of(x, **weights), x, groups=groups, eps=eps)
 
 
 @channels_at_any_axis
-def definition_of_by_groups(x: Array, eps: Array, groups: int, scale: Array, bias: Array) -> Array:
+def definition_of_by_groups(x: Array, eps: Any, groups: int, scale: Array, bias: Array) -> Array:
     grouped = x.reshape(*x.shape[:-1], groups, x.shape[-1] // groups)
     y = standardize(grouped, (*range(1, x.ndim - 1), x.ndim), eps)
     return y.reshape(x.shape) * scale + bias

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 from jax.extend import source_info_util
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jaxtyping import Array
 
 from inference.lowering.equations import CALLS, called, is_identity, open_jaxpr
@@ -50,12 +50,11 @@ from inference.lowering.small_arrays import (
     number,
     samples,
 )
-from inference.lowering.value import Shape, is_key
+from inference.lowering.value import Atom, Shape, aval_of, is_key
 from model.layers.op import marked_p
 from utils import counts_of_scan, first_line
 
-Atom: TypeAlias = Var | Literal
-Labels: TypeAlias = Sequence[int | str | None]
+Labels: TypeAlias = Sequence[Any]
 Labelled: TypeAlias = tuple[Atom, Labels]
 # a function, and the variables that it reads
 Replacement: TypeAlias = tuple[Callable[..., Array], list[Atom]]
@@ -67,7 +66,7 @@ TOLERANCE = 1e-6  # between two functions whose constants are rounded differentl
 INNER = {"marked", "cond", "scan", "while"}  # primitives with jaxprs of their own
 
 
-def variables(eqn: JaxprEqn) -> list[Var]:
+def variables(eqn: JaxprEqn) -> list[Atom]:
     return [atom for atom in eqn.invars if not isinstance(atom, Literal)]
 
 
@@ -76,10 +75,14 @@ class Graph:
 
     def __init__(self, closed: ClosedJaxpr, fixed: Iterable[bool]) -> None:
         jaxpr = closed.jaxpr
-        self.makers = {eqn.outvars[0]: eqn for eqn in jaxpr.eqns if len(eqn.outvars) == 1}
-        self.index = {var: i for i, var in enumerate(self.makers)}
+        self.makers: dict[Atom, JaxprEqn] = {
+            eqn.outvars[0]: eqn for eqn in jaxpr.eqns if len(eqn.outvars) == 1
+        }
+        self.index: dict[Atom, int] = {var: i for i, var in enumerate(self.makers)}
         # what is known before the model runs
-        self.fixed = {x for x, is_weight in zip(jaxpr.invars, fixed, strict=True) if is_weight}
+        self.fixed: set[Atom] = {
+            x for x, is_weight in zip(jaxpr.invars, fixed, strict=True) if is_weight
+        }
         self.fixed.update(jaxpr.constvars)
         for eqn in jaxpr.eqns:
             if self.fixed.issuperset(variables(eqn)):
@@ -90,7 +93,7 @@ class Graph:
         is_computed = not isinstance(atom, Literal) and atom in self.makers
         return self.makers[atom].primitive.name if is_computed else ""
 
-    def parts(self, root: Var) -> Iterator[tuple[list[JaxprEqn], Var, list[Var]]]:
+    def parts(self, root: Atom) -> Iterator[tuple[list[JaxprEqn], Atom, list[Atom]]]:
         """(equations, x, weights) for each part that ends with `root`, the smallest first."""
         inside, edge = set(), {root}  # variables that the part computes, and that it reads
         while len(inside) < REACH:
@@ -99,37 +102,38 @@ class Graph:
             if len(data - open_) > 1:
                 return
             if inside and len(data) == 1 and open_ <= data:
-                eqns = [self.makers[x] for x in sorted(inside, key=self.index.get)]
-                yield eqns, *data, list(edge - data)
+                eqns = [self.makers[x] for x in sorted(inside, key=self.index.__getitem__)]
+                (x,) = data
+                yield eqns, x, list(edge - data)
             if not open_:
                 return
             last = max(open_, key=lambda x: (x in self.fixed, self.index[x]))
             inside.add(last)
             edge = edge.union(variables(self.makers[last])) - inside
 
-    def can_enter(self, x: Var, root: Var) -> bool:
+    def can_enter(self, x: Atom, root: Atom) -> bool:
         """Whether a part that ends with `root` can contain the equation that computes x."""
         name = self.name(x)
         if name not in KNOWN:
             return False
         if x in self.fixed:  # a weight is found behind its views, and numbers are computed
-            return name in VIEWS or not x.aval.shape
+            return name in VIEWS or not aval_of(x).shape
         # rounding to fewer bits would not be seen in the values
-        return not is_float(x.aval.dtype) or bits(x) >= bits(root)
+        return not is_float(aval_of(x).dtype) or bits(x) >= bits(root)
 
 
-def bits(var: Var) -> int:
-    return jnp.finfo(var.aval.dtype).nmant
+def bits(var: Atom) -> int:
+    return jnp.finfo(aval_of(var).dtype).nmant
 
 
 class Found(NamedTuple):
     """A formula that a part of a jaxpr computes from x, with the axes of its result reordered."""
 
     formula: Formula
-    x: object  # a variable
-    weights: tuple  # of variables
-    options: dict  # the other arguments
-    order: tuple
+    x: Atom
+    weights: tuple[Atom, ...]
+    options: dict[str, Any]  # the other arguments
+    order: tuple[int, ...]
     error: float  # the difference between the results
 
     def result(self, x: Array, *weights: Array) -> Array:
@@ -165,7 +169,7 @@ class Recognition:
 
         return retraced(closed.replace(jaxpr=closed.jaxpr.replace(eqns=kept[::-1])), equation)
 
-    def params(self, eqn: JaxprEqn, fixed: set[Var]) -> dict[str, Any]:
+    def params(self, eqn: JaxprEqn, fixed: set[Atom]) -> dict[str, Any]:
         """The params of an equation, with ops in its own jaxprs."""
         params = eqn.params
         if eqn.primitive.name not in INNER:
@@ -189,7 +193,7 @@ class Recognition:
     def replacement(self, eqn: JaxprEqn, graph: Graph) -> Replacement | None:
         """(a function, the variables that it reads) in place of an equation, or None."""
         root = eqn.outvars[0]
-        if len(eqn.outvars) > 1 or root in graph.fixed or not is_float(root.aval.dtype):
+        if len(eqn.outvars) > 1 or root in graph.fixed or not is_float(aval_of(root).dtype):
             return None
         try:
             if eqn.primitive.name in {*VIEWS, "dot_general"}:
@@ -202,7 +206,7 @@ class Recognition:
             warnings.warn(f"formula not recognized: {place}: {reason}", stacklevel=2)
         return None
 
-    def found(self, graph: Graph, root: Var) -> Found | None:
+    def found(self, graph: Graph, root: Atom) -> Found | None:
         """The Found of the largest part that ends with `root` and computes a formula, or None."""
         largest = None
         if graph.name(root) not in OPS:
@@ -213,15 +217,17 @@ class Recognition:
             largest = min(found, key=lambda found: found.error, default=largest)
         return largest
 
-    def formulas(self, root: Var, eqns: list[JaxprEqn], x: Var, weights: list[Var]) -> list[Found]:
+    def formulas(
+        self, root: Atom, eqns: list[JaxprEqn], x: Atom, weights: list[Atom]
+    ) -> list[Found]:
         """The Founds of the formulas that equations compute, for all orders of axes and weights."""
         is_split = any(eqn.primitive.name == "reshape" and not is_view(eqn) for eqn in eqns)
         formulas = ELEMENTWISE
         if any(eqn.primitive.name in REDUCTIONS for eqn in eqns):
             formulas = GROUPS if is_split else REDUCING
-        vectors = {math.prod(weight.aval.shape) for weight in weights} or {1}
+        vectors = {math.prod(aval_of(weight).shape) for weight in weights} or {1}
         channels = vectors.pop()
-        if vectors or x.aval.dtype != root.aval.dtype:
+        if vectors or aval_of(x).dtype != aval_of(root).dtype:
             return []
         split = channels if is_split else None
         numbers = constants(eqns)
@@ -234,9 +240,9 @@ class Recognition:
         if np.array_equal(value, arrays[x], equal_nan=True):
             return []
         found = []
-        limit = max(TOLERANCE, float(jnp.finfo(x.aval.dtype).eps) / 2)
+        limit = max(TOLERANCE, float(jnp.finfo(aval_of(x).dtype).eps) / 2)
         for formula, choice in possible(formulas, x, eqns, weights, channels):
-            definition = self.definition(formula, choice, x.aval, channels)
+            definition = self.definition(formula, choice, aval_of(x), channels)
             (result,), shape = definition.jaxpr.outvars, definition.out_avals[0].shape
             options = [{formula.number: n} for n in numbers] if formula.number else [{}]
             for ordered, option in product(permutations(weights), options):
@@ -244,7 +250,7 @@ class Recognition:
                 operands = [arrays[x], *vectors, *map(number, option.values())]
                 inputs = dict(zip(definition.jaxpr.invars, operands, strict=True))
                 expected = evaluate(definition.jaxpr.eqns, inputs, split)[result]
-                for order in orders(shape, root.aval.shape):
+                for order in orders(shape, aval_of(root).shape):
                     error = difference(value, expected.transpose(*order, len(order)))
                     if error < limit:
                         found.append(Found(formula, x, ordered, choice | option, order, error))
@@ -274,13 +280,13 @@ class Recognition:
 
 
 def possible(
-    formulas: Iterable[Formula], x: Var, eqns: list[JaxprEqn], weights: list[Var], channels: int
+    formulas: Iterable[Formula], x: Atom, eqns: list[JaxprEqn], weights: list[Atom], channels: int
 ) -> Iterator[tuple[Formula, Choice]]:
     """(formula, choice) for all with as many weights."""
-    shape = x.aval.shape
+    shape = aval_of(x).shape
     for formula in formulas:
         if len(formula.weights) == len(weights):
-            for choice in formula.choices(x.aval, eqns):
+            for choice in formula.choices(aval_of(x), eqns):
                 if not weights or (shape and shape[choice.get("axis", -1)] == channels):
                     yield formula, choice
 
@@ -292,7 +298,7 @@ def constants(eqns: list[JaxprEqn]) -> set[float]:
 
 
 def with_a_number_doubled(
-    eqns: list[JaxprEqn], values: dict[Var, np.ndarray]
+    eqns: list[JaxprEqn], values: dict[Atom, np.ndarray]
 ) -> Iterator[list[JaxprEqn]]:
     """The equations with another one of their numbers doubled, for each that is not 0.
 
@@ -301,11 +307,12 @@ def with_a_number_doubled(
     """
     for i, eqn in enumerate(eqns):
         result = eqn.outvars[0]
-        if result.aval.dtype == bool and np.unique(values[result][..., UNUSUAL:]).size == 2:
+        if aval_of(result).dtype == bool and np.unique(values[result][..., UNUSUAL:]).size == 2:
             continue
         for j, atom in enumerate(eqn.invars):
-            is_number = isinstance(atom, Literal) and atom.aval.dtype != bool
-            if is_number and atom.val and np.isfinite(atom.val):
+            if not isinstance(atom, Literal) or aval_of(atom).dtype == bool:
+                continue
+            if atom.val and np.isfinite(atom.val):
                 doubled = Literal(2.0 * atom.val, atom.aval)
                 invars = [*eqn.invars[:j], doubled, *eqn.invars[j + 1 :]]
                 yield [*eqns[:i], eqn.replace(invars=invars), *eqns[i + 1 :]]
@@ -367,7 +374,7 @@ def located(source_info: source_info_util.SourceInfo) -> AbstractContextManager[
 def bind(eqn: JaxprEqn, operands: Sequence[Any], params: dict[str, Any]) -> list[Any]:
     """The results of an equation; those of constant numbers are numbers."""
     params = eqn.primitive.get_bind_params(params)
-    avals = [var.aval for var in eqn.outvars]
+    avals = [aval_of(var) for var in eqn.outvars]
     is_number = bool(operands) and all(isinstance(x, np.generic) for x in operands)
     is_number &= all(not aval.shape and not is_key(aval.dtype) for aval in avals)
     with jax.ensure_compile_time_eval() if is_number and not eqn.effects else nullcontext():
@@ -384,13 +391,13 @@ def bind(eqn: JaxprEqn, operands: Sequence[Any], params: dict[str, Any]) -> list
 
 
 def attention(
-    graph: Graph, root: Var, found: Callable[[Graph, Var], Found | None]
+    graph: Graph, root: Atom, found: Callable[[Graph, Atom], Found | None]
 ) -> Replacement | None:
     """(a function, the variables that it reads) that computes `root` as attention, or None.
 
     `found(graph, variable)` is the formula that a variable is the result of, or None.
     """
-    product = settled(graph, root, range(len(root.aval.shape)))
+    product = settled(graph, root, range(len(aval_of(root).shape)))
     for (weights, labels), v in permutations(factors(graph, *product, "s"), 2):
         softmax = found(graph, weights)
         if softmax and softmax.formula.op is softmax_along:
@@ -400,7 +407,7 @@ def attention(
     return None
 
 
-def of_scores(graph: Graph, scores: Labelled, v: Labelled, root: Var) -> Replacement | None:
+def of_scores(graph: Graph, scores: Labelled, v: Labelled, root: Atom) -> Replacement | None:
     """The same for the scores, of which the softmax is the weights of v."""
     mask = lowest = None
     if graph.name(scores[0]) == "select_n":
@@ -429,7 +436,7 @@ def of_arrays(
     mask: Labelled | None,
     bias: Labelled | None,
     options: dict[str, Any],
-    root: Var,
+    root: Atom,
 ) -> Replacement | None:
     """The same for [q, k, v], the mask and the bias, which may be None."""
     q, k, v = ({*labels} - {None, "s", "d"} for _, labels in arrays)
@@ -454,8 +461,8 @@ def of_arrays(
             for value, (_, labels), wanted in zip(values, arrays, axes, strict=True)
         )
         y = weighted_mean(q, k, v, **dict(zip(extras, others, strict=True)), **options)
-        labels = [None if is_one(n) else axis for axis, n in enumerate(root.aval.shape)]
-        return arranged(y, (batch, row, head, feature), labels).astype(root.aval.dtype)
+        labels = [None if is_one(n) else axis for axis, n in enumerate(aval_of(root).shape)]
+        return arranged(y, (batch, row, head, feature), labels).astype(aval_of(root).dtype)
 
     return result, [atom for atom, _ in arrays]
 
@@ -478,13 +485,13 @@ def settled(graph: Graph, atom: Atom, labels: Labels) -> Labelled:
         if before is None:
             break
         atom, labels = source, before
-    sizes = zip(atom.aval.shape, labels, strict=True)
+    sizes = zip(aval_of(atom).shape, labels, strict=True)
     return atom, tuple(None if is_one(n) else label for n, label in sizes)
 
 
 def labels_before(eqn: JaxprEqn, labels: Labels) -> Labels | None:
     """The labels of the operand of a view or a conversion; None where it does more than that."""
-    name, params, x = eqn.primitive.name, eqn.params, eqn.invars[0].aval
+    name, params, x = eqn.primitive.name, eqn.params, aval_of(eqn.invars[0])
     if name == "convert_element_type":
         return labels if is_float(x.dtype) and is_float(params["new_dtype"]) else None
     if name == "broadcast_in_dim":
@@ -493,7 +500,7 @@ def labels_before(eqn: JaxprEqn, labels: Labels) -> Labels | None:
         return [labels[axis] for axis in np.argsort(params["permutation"])]
     if not is_view(eqn):
         return None
-    sizes = zip(eqn.outvars[0].aval.shape, labels, strict=True)
+    sizes = zip(aval_of(eqn.outvars[0]).shape, labels, strict=True)
     left = iter([label for n, label in sizes if not is_one(n)])
     return [None if is_one(n) else next(left) for n in x.shape]
 
@@ -501,7 +508,7 @@ def labels_before(eqn: JaxprEqn, labels: Labels) -> Labels | None:
 def operands(graph: Graph, atom: Atom, labels: Labels) -> list[Labelled]:
     """The operands of an elementwise equation, each as (array, labels)."""
     atoms = graph.makers[atom].invars
-    return [settled(graph, x, labels if x.aval.shape else ()) for x in atoms]
+    return [settled(graph, x, labels if aval_of(x).shape else ()) for x in atoms]
 
 
 def factors(graph: Graph, atom: Atom, labels: Labels, summed: str) -> list[Labelled]:
@@ -513,10 +520,10 @@ def factors(graph: Graph, atom: Atom, labels: Labels, summed: str) -> list[Label
     free, sides = iter(labels[len(shared[0]) :]), []
     for x, summed_axes, batch in zip(eqn.invars, sums, shared, strict=True):
         known = dict.fromkeys(summed_axes, summed) | dict(zip(batch, labels, strict=False))
-        axes = range(len(x.aval.shape))
+        axes = range(len(aval_of(x).shape))
         inner = [known[axis] if axis in known else next(free) for axis in axes]
         sides.append(settled(graph, x, inner))
-    return sides if len(summed_axes) == 1 else []
+    return sides if len(sums[0]) == 1 else []
 
 
 def scaled_factors(graph: Graph, atom: Atom, labels: Labels) -> tuple[list[Labelled], float]:
@@ -543,5 +550,5 @@ def is_causal(graph: Graph, mask: Atom) -> bool:
             atoms += eqns[atom].invars
         elif abs(atom.val) > 1:  # perhaps a distance, which is not seen in small arrays
             return False
-    value = evaluate([eqns[x] for x in sorted(eqns, key=graph.index.get)], {})[mask]
+    value = evaluate([eqns[x] for x in sorted(eqns, key=graph.index.__getitem__)], {})[mask]
     return np.array_equal(np.broadcast_to(value[..., 0], (SMALL, SMALL)), np.tri(SMALL))

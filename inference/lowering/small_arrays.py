@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 import numpy as np
-from jax.extend.core import JaxprEqn, Literal, Var
-from numpy.typing import ArrayLike, DTypeLike
+from jax.extend.core import JaxprEqn, Literal
+from jax.typing import DTypeLike
+from numpy.typing import ArrayLike
 from scipy import special
 
-from inference.lowering.value import Size
+from inference.lowering.value import Atom, Size, aval_of
 
 SMALL = 3
 SAMPLES = 48
@@ -41,8 +42,8 @@ KNOWN = {*OPS, *REDUCTIONS, *VIEWS, *OTHERS}
 
 
 def evaluate(
-    eqns: Iterable[JaxprEqn], arrays: Mapping[Var, np.ndarray], split: int | None = None
-) -> dict[Var, np.ndarray]:
+    eqns: Iterable[JaxprEqn], arrays: Mapping[Atom, np.ndarray], split: int | None = None
+) -> dict[Atom, np.ndarray]:
     """`arrays`, {variable: array}, with the results of these equations."""
     arrays = dict(arrays)
     for eqn in eqns:
@@ -52,7 +53,7 @@ def evaluate(
 
 
 def result(eqn: JaxprEqn, operands: Sequence[np.ndarray], split: int | None) -> np.ndarray:
-    name, params, shape = eqn.primitive.name, eqn.params, eqn.outvars[0].aval.shape
+    name, params, shape = eqn.primitive.name, eqn.params, aval_of(eqn.outvars[0]).shape
     if name in OPS:
         return OPS[name](*operands)
     if name == "dim_as_value":
@@ -71,7 +72,7 @@ def result(eqn: JaxprEqn, operands: Sequence[np.ndarray], split: int | None) -> 
         wide = np.ones(len(shape) + 1, int)
         wide[[*params["broadcast_dimensions"], -1]] = x.shape
         return x.reshape(wide)
-    sizes = eqn.invars[0].aval.shape
+    sizes = aval_of(eqn.invars[0]).shape
     if name in RESHAPES:
         x = np.broadcast_to(x, [*(small(n, split) for n in sizes), x.shape[-1]])
         return x.reshape([*(small(n, split) for n in shape), x.shape[-1]])
@@ -92,8 +93,8 @@ def number(value: ArrayLike) -> np.ndarray:
 
 
 def samples(
-    x: Var, weights: Sequence[Var], numbers: Iterable[float], split: int | None = None
-) -> dict[Var, np.ndarray]:
+    x: Atom, weights: Sequence[Atom], numbers: Iterable[float], split: int | None = None
+) -> dict[Atom, np.ndarray]:
     """{variable: random array} for an array x and for weights.
 
     The samples of x are of many magnitudes: those of `numbers`, too, which may be bounds. Each is
@@ -103,7 +104,7 @@ def samples(
     magnitudes = [*np.geomspace(100, 1e-9, SAMPLES), *(2 * abs(n) for n in numbers), 0.0]
     magnitudes = np.array([sign * size for size in magnitudes for sign in (1, -1)])
     x_shape, *shapes = [
-        [*(small(n, split) for n in var.aval.shape), len(magnitudes)] for var in (x, *weights)
+        [*(small(n, split) for n in aval_of(var).shape), len(magnitudes)] for var in (x, *weights)
     ]
     array = (random.normal(size=x_shape) + 2) * magnitudes
     array.flat[:UNUSUAL] = np.nan, -np.inf
@@ -129,7 +130,7 @@ def is_view(eqn: JaxprEqn) -> bool:
     """Whether an equation only adds, drops, repeats or reorders axes."""
     name = eqn.primitive.name
     if name in RESHAPES:
-        shapes = [var.aval.shape for var in (*eqn.invars, *eqn.outvars)]
+        shapes = [aval_of(var).shape for var in (*eqn.invars, *eqn.outvars)]
         before, after = ([n for n in shape if not is_one(n)] for shape in shapes)
         return before == after
     return name in VIEWS
@@ -141,4 +142,4 @@ def is_one(size: Size) -> bool:
 
 def is_float(dtype: DTypeLike) -> bool:
     """Whether a dtype is one of floats, also for bfloat16, which is not one of NumPy's."""
-    return jax.dtypes.issubdtype(dtype, np.floating)
+    return jax.numpy.issubdtype(dtype, np.floating)

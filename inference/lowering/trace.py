@@ -16,7 +16,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jaxtyping import PyTree
 
 from inference.lowering.recognize import Recognition
-from inference.lowering.value import Size, evaluate, is_key
+from inference.lowering.value import Size, aval_of, evaluate, is_key
 from model.layers.op import marks_shown
 from utils import UserError, first_line, named_leaves
 
@@ -30,12 +30,14 @@ HIDDEN = (str(Path(jax.__file__).parent), __file__)  # files whose frames are no
 class Traced(NamedTuple):
     """A jaxpr over the leaves of `weights`, then of `inputs`; each dict is in the jaxpr's order."""
 
-    jaxpr: object
-    weights: dict  # {name: array on the host}
-    inputs: dict  # {name: shape and dtype}
-    outputs: dict  # {name: shape and dtype}
+    jaxpr: ClosedJaxpr
+    weights: dict[str, Any]  # {name: array on the host}
+    inputs: dict[str, jax.ShapeDtypeStruct]
+    outputs: dict[str, jax.ShapeDtypeStruct]
     precision: str  # the narrowest float type in the jaxpr: float32, float16 or bfloat16
-    compared: tuple = ()  # the comparisons of a free batch with other sizes; see `comparisons`
+    compared: tuple[
+        Comparison, ...
+    ] = ()  # the comparisons of a free batch with other sizes; see `comparisons`
 
 
 def trace(
@@ -196,8 +198,8 @@ def mantissas(jaxpr: Jaxpr | ClosedJaxpr) -> Iterator[int]:
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     results = [var for eqn in jaxpr.eqns for var in eqn.outvars]
     for var in (*jaxpr.constvars, *jaxpr.invars, *results):
-        if jax.dtypes.issubdtype(getattr(var.aval, "dtype", bool), np.floating):
-            yield jax.numpy.finfo(var.aval.dtype).nmant
+        if jax.numpy.issubdtype(getattr(var.aval, "dtype", bool), np.floating):
+            yield jax.numpy.finfo(aval_of(var).dtype).nmant
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "reduce_precision":
             yield eqn.params["mantissa_bits"]
@@ -217,7 +219,7 @@ def symbol(inputs: PyTree = ()) -> Size:
     return export.symbolic_shape("batch", constraints=["batch >= 1"])[0]
 
 
-def free_sizes(tree: PyTree) -> list[Size]:
+def free_sizes(tree: PyTree) -> list[Any]:
     """The symbols among the sizes of a tree of shapes."""
     sizes = [size for leaf in jax.tree.leaves(tree) for size in leaf.shape]
     free = [size for size in sizes if not isinstance(size, int | np.integer)]
@@ -259,12 +261,12 @@ def comparisons(symbol: Size) -> Iterator[list[Comparison]]:
     JAX treats such a comparison as unequal, and traces only what the model does in that case.
     """
     kind, found = type(symbol), []
-    equal = kind.__eq__
+    equal: Any = kind.__eq__
 
     def noted(self: Any, other: Any) -> bool:
         result = equal(self, other)
         if not result and isinstance(other, kind | int):
-            frame = sys._getframe(1)
+            frame: Any = sys._getframe(1)
             while frame.f_code.co_name == "__ne__":
                 frame = frame.f_back
             if not frame.f_code.co_filename.startswith(HIDDEN):

@@ -3,15 +3,13 @@
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from inference.lowering.value import Size
-
-Pads: TypeAlias = Sequence[tuple[Any, Any]]  # numbers before and after, along each axis
+Pads: TypeAlias = Sequence[Sequence[Any]]  # numbers before and after, along each axis
 Padding: TypeAlias = str | int | Sequence[Any]  # of a layer: "SAME", "VALID", or numbers
 
 
 def trimmed(
     weight: Any,
-    size: Sequence[Size | None],
+    size: Sequence[Any],
     stride: Sequence[int],
     pads: Pads,
     dilation: Sequence[int],
@@ -31,8 +29,8 @@ def trimmed(
 
 
 def used_taps(
-    kernel: int, size: int, stride: int, pads: tuple[int, int], dilation: int
-) -> tuple[int, int, tuple[int, int]]:
+    kernel: int, size: int, stride: int, pads: Sequence[int], dilation: int
+) -> tuple[int, int, Sequence[int]]:
     """(first, end, pads) of the taps along one axis that read a pixel for at least one output."""
     out = (sum(pads) + size - dilation * (kernel - 1) - 1) // stride + 1
     reads = [

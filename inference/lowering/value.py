@@ -10,12 +10,12 @@ from typing import Any, TypeAlias, TypeVar
 import jax
 import numpy as np
 from jax.core import ShapedArray
-from jax.extend.core import JaxprEqn
-from numpy.typing import ArrayLike, DTypeLike
+from jax.extend.core import JaxprEqn, Literal, Var
 
 Size: TypeAlias = int | Any  # an int, or a symbolic size, whose class is not public in JAX
 Shape: TypeAlias = tuple[Size, ...]
 Aval: TypeAlias = jax.ShapeDtypeStruct | ShapedArray
+Atom: TypeAlias = Var | Literal  # of a jaxpr
 Origin: TypeAlias = tuple[JaxprEqn, Sequence["Value"]]
 Number = TypeVar("Number")
 
@@ -31,14 +31,14 @@ class Value:
         self,
         data: Any,
         shape: Iterable[Size],
-        dtype: DTypeLike,
+        dtype: Any,
         *,
         name: str = "",
         data_shape: Iterable[Size] | None = None,
         origin: Origin | None = None,
     ) -> None:
         self.data, self.shape = data, tuple(shape)
-        self.dtype = dtype if is_key(dtype) else np.dtype(dtype)
+        self.dtype: np.dtype = dtype if is_key(dtype) else np.dtype(dtype)
         self.name = name  # the tree path of a weight
         self.data_shape = self.shape if data_shape is None else tuple(data_shape)
         self.origin = origin  # (the equation that computed it, its operands)
@@ -53,10 +53,15 @@ class Value:
         return f"Value({self.name or self.data}, {self.dtype}{list(self.shape)})"
 
 
-def constant(array: ArrayLike, name: str = "") -> Value:
+def constant(array: Any, name: str = "") -> Value:
     """A Value for an array that is known now; a weight has a name."""
     array = on_host(array)
     return Value(array, array.shape, array.dtype, name=name)
+
+
+def aval_of(atom: Atom) -> ShapedArray:
+    """The shape and dtype of a variable or number of a jaxpr."""
+    return atom.aval  # pyright: ignore[reportReturnType]  # declared as any AbstractValue
 
 
 def joint_shape(shapes: Iterable[Shape]) -> Shape:
@@ -73,8 +78,8 @@ def on_host(array: Any) -> Any:
     return array if is_key(getattr(array, "dtype", None)) else np.asarray(array)
 
 
-def is_key(dtype: DTypeLike | None) -> bool:
-    return jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
+def is_key(dtype: Any) -> bool:
+    return jax.numpy.issubdtype(dtype, jax.dtypes.extended)
 
 
 def broadcast(array: Any, shape: Shape) -> Any:

@@ -49,6 +49,7 @@ from inference.lowering.value import (
     Aval,
     Shape,
     Value,
+    aval_of,
     broadcast,
     constant,
     fix_of_size,
@@ -138,7 +139,7 @@ class Walk:
     def call(self, jaxpr: Jaxpr | ClosedJaxpr, *operands: Any) -> list[Any]:
         """Runs a jaxpr from within a table's function: same form of operands and results."""
         params = open_jaxpr(jaxpr).invars
-        values = [self.value(x, var.aval) for x, var in zip(operands, params, strict=True)]
+        values = [self.value(x, aval_of(var)) for x, var in zip(operands, params, strict=True)]
         return [self.whole(value) for value in self.jaxpr(jaxpr, values)]
 
     def value(self, result: Any, aval: Aval | Value, **attributes: Any) -> Value:
@@ -165,7 +166,7 @@ class Walk:
 
         def read(atom: Var | Literal) -> Value:
             if isinstance(atom, Literal):
-                return constant(np.asarray(atom.val, atom.aval.dtype))
+                return constant(np.asarray(atom.val, aval_of(atom).dtype))
             return env[atom]
 
         outer_place = self.place
@@ -235,7 +236,7 @@ class Walk:
 
     def target_of(self, eqn: JaxprEqn, operands: Sequence[Value]) -> Target:
         """The target for the table's function of an equation."""
-        return self.target.with_results([var.aval for var in eqn.outvars], operands)
+        return self.target.with_results([aval_of(var) for var in eqn.outvars], operands)
 
     def results(
         self,
@@ -247,7 +248,7 @@ class Walk:
         """The results of a table's function, as Values."""
         attributes = {"data_shape": data_shape, "origin": (eqn, operands)}
         return [
-            self.value(result, var.aval, **attributes)
+            self.value(result, aval_of(var), **attributes)
             for result, var in zip(results, eqn.outvars, strict=True)
         ]
 
@@ -263,7 +264,7 @@ class Walk:
             raise Missing(f"{name} of complex numbers", self.place)
         leaves, tree = jax.tree.flatten([self.parts(value) for value in operands])
         results = self.rewritten(name, lambda *xs: function(*jax.tree.unflatten(tree, xs)), leaves)
-        aval = eqn.outvars[0].aval
+        aval = aval_of(eqn.outvars[0])
         if not is_complex_type(aval.dtype):
             return results
         return [Value(Pair(*results), aval.shape, aval.dtype, origin=(eqn, operands))]
@@ -304,7 +305,7 @@ class Walk:
 
     def broadcast_in_dim(self, eqn: JaxprEqn, value: Value) -> Value:
         """Adds an axis of size 1 for each new axis, and delays the rest of the broadcast."""
-        shape, axes = eqn.outvars[0].aval.shape, eqn.params["broadcast_dimensions"]
+        shape, axes = aval_of(eqn.outvars[0]).shape, eqn.params["broadcast_dimensions"]
         data_shape = [1] * len(shape)
         for axis, size in zip(axes, value.data_shape, strict=True):
             data_shape[axis] = size
@@ -331,7 +332,7 @@ class Walk:
         eqn, operands = total.origin
         if not divisor_of_mean(eqn, operands, count):
             return None
-        aval = eqn.outvars[0].aval
+        aval = aval_of(eqn.outvars[0])
         operand = self.whole(operands[0])
         target = self.target_of(eqn, operands)
         mean = target.table["mean"](target, operand, axes=eqn.params["axes"])

@@ -7,11 +7,8 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from inference.lowering.onnx_ops.elementwise import where
-from inference.lowering.onnx_ops.target import (
-    OnnxTarget,
-    Scope,
-)
-from inference.lowering.value import Aval, Size, Value, is_positive
+from inference.lowering.onnx_ops.target import OnnxTarget, Scope, Tensor
+from inference.lowering.value import Aval, Size, Value, aval_of, is_positive
 from utils import counts_of_scan
 
 
@@ -28,14 +25,9 @@ def cond(
         with t.scope() as else_branch:
             add_outputs(t, results(number + 1))
         chosen = t.Not(index) if index.dtype == bool else t.LessOrEqual(index, np.int32(number))
-        return values(
-            t.add_several(
-                "If", len(avals), chosen, then_branch=then_branch, else_branch=else_branch
-            ),
-            avals,
-        )
+        branch = {"then_branch": then_branch, "else_branch": else_branch}
+        return values(t.add_several("If", len(t.out), chosen, **branch), t.out)
 
-    avals = branches[0].out_avals
     return results(0)
 
 
@@ -56,22 +48,21 @@ def while_(
     cond_consts = operands[:cond_nconsts]
     body_consts = operands[cond_nconsts : cond_nconsts + body_nconsts]
     start = operands[cond_nconsts + body_nconsts :]
-    active = t.walk.jaxpr(cond_jaxpr, [*cond_consts, *start])
-    per_example = active if cond_jaxpr.out_avals[0].shape else []
+    (active,) = t.walk.jaxpr(cond_jaxpr, [*cond_consts, *start])
+    per_example = [active] if active.shape else []
     with t.scope() as scope:
         scope.inputs[t.name("iteration")] = ((), np.int64)
         scope.inputs[t.name("condition")] = ((), bool)
         masks = [add_argument(t, scope, value) for value in per_example]
         old = [add_argument(t, scope, value) for value in start]
         new = t.walk.jaxpr(body_jaxpr, [*body_consts, *old])
-        if masks:
-            new = [where_active(t, *masks, *pair) for pair in zip(new, old, strict=True)]
-        still_active = t.walk.jaxpr(cond_jaxpr, [*cond_consts, *new])
-        add_outputs(t, [any_of(t, *still_active), *(still_active if masks else []), *new])
+        for mask in masks:
+            new = [where_active(t, mask, *pair) for pair in zip(new, old, strict=True)]
+        (still_active,) = t.walk.jaxpr(cond_jaxpr, [*cond_consts, *new])
+        add_outputs(t, [any_of(t, still_active), *(still_active for _ in masks), *new])
     carried = [*(t.walk.whole(value) for value in per_example), *start]
-    names = t.add_several("Loop", len(carried), None, any_of(t, *active), *carried, body=scope)
-    mask_avals = cond_jaxpr.out_avals[: len(per_example)]
-    return values(names, [*mask_avals, *body_jaxpr.out_avals])[len(per_example) :]
+    names = t.add_several("Loop", len(carried), None, any_of(t, active), *carried, body=scope)
+    return values(names[len(per_example) :], t.out)
 
 
 def any_of(t: OnnxTarget, value: Value) -> Value:
@@ -89,7 +80,7 @@ def where_active(t: OnnxTarget, active: Value, new: Value, old: Value) -> Value:
     return Value(where(t, mask, t.walk.whole(new), old), new.shape, new.dtype)
 
 
-def scan(t: OnnxTarget, *operands: Value, length: Size, **params: Any) -> list[Value]:
+def scan(t: OnnxTarget, *operands: Value, length: Size, **params: Any) -> Sequence[Tensor]:
     """A Scan, within an If where there may be no steps, of which ONNX Runtime's Scan fails."""
     if is_positive(length):
         return steps(t, *operands, length=length, **params)
@@ -112,20 +103,21 @@ def no_rows(aval: Aval) -> Value:
 
 def steps(
     t: OnnxTarget, *operands: Value, jaxpr: ClosedJaxpr, length: Size, reverse: bool, **params: Any
-) -> list[Value]:
+) -> list[str]:
     """A Scan, which slices its inputs along the first axis and stacks the results of each step."""
     num_consts, num_carry = counts_of_scan(params)
     consts, start = operands[:num_consts], operands[num_consts : num_consts + num_carry]
     inputs = operands[num_consts + num_carry :]
     with t.scope() as scope:
         carry = [add_argument(t, scope, value) for value in start]
-        rows = [add_argument(t, scope, aval) for aval in jaxpr.in_avals[num_consts + num_carry :]]
+        rows = jaxpr.jaxpr.invars[num_consts + num_carry :]
+        rows = [add_argument(t, scope, aval_of(var)) for var in rows]
         if not inputs:
             scope.inputs[t.name("iteration")] = ((), np.int64)
         add_outputs(t, t.walk.jaxpr(jaxpr, [*consts, *carry, *rows]))
     if not inputs:
         inputs = [t.table["iota"](t, dimension=0, shape=(length,), dtype=np.int64)]
-    outputs = len(jaxpr.out_avals)
+    outputs = len(t.out)
     return t.add_several(
         "Scan",
         outputs,

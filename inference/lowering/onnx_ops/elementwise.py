@@ -83,11 +83,11 @@ def silu(t: OnnxTarget, x: Value) -> Tensor:
 
 def logsumexp(t: OnnxTarget, x: Value, axes: Sequence[int]) -> Tensor:
     """The maximum is subtracted first: ONNX Runtime subtracts 0 instead if one number is -inf."""
-    axes, limits = np.array(axes), np.finfo(stored_type(x.dtype))
-    highest = t.ReduceMax(x, axes, keepdims=1)
+    along, limits = np.array(axes), np.finfo(stored_type(x.dtype))
+    highest = t.ReduceMax(x, along, keepdims=1)
     bound = t.Clip(highest, float(limits.min), float(limits.max))
-    result = t.Add(t.ReduceLogSumExp(t.Sub(x, bound), axes, keepdims=1), bound)
-    return t.Squeeze(result, axes)
+    result = t.Add(t.ReduceLogSumExp(t.Sub(x, bound), along, keepdims=1), bound)
+    return t.Squeeze(result, along)
 
 
 LAYERS = {
@@ -117,8 +117,8 @@ LAYERS = {
 
 # ONNX Runtime does not compute in these dtypes. Operands are cast to the wider one and results are
 # cast back, so that an overflow wraps around as in JAX.
-WIDER = dict.fromkeys(["int8", "int16", "uint8", "uint16"], np.int32)
-WIDER |= dict.fromkeys(["uint32", "uint64"], np.int64)
+WIDER = dict.fromkeys(["int8", "int16", "uint8", "uint16"], np.dtype(np.int32))
+WIDER |= dict.fromkeys(["uint32", "uint64"], np.dtype(np.int64))
 
 
 def node(op: str) -> Lowering:
@@ -139,7 +139,7 @@ def wide(t: OnnxTarget, compute: Callable[..., Tensor], *operands: Value) -> Ten
     return result if t.out[0].dtype == bool else t.to(result, t.out[0].dtype)
 
 
-def where(t: OnnxTarget, condition: Value, x: Value, y: Value) -> Tensor:
+def where(t: OnnxTarget, condition: Input, x: Value, y: Value) -> Tensor:
     """x or y, which have one dtype, in a dtype for which ONNX Runtime has a Where."""
     dtype = np.dtype(np.int32 if x.dtype == bool else WIDER.get(x.dtype.name, x.dtype))
     result = t.Where(condition, t.cast(x, dtype), t.cast(y, dtype))
@@ -263,15 +263,12 @@ def integer_pow(t: OnnxTarget, x: Value, *, y: int, **_: object) -> Tensor:
     return wide(t, lambda a: t.Pow(a, np.asarray(y, a.dtype)), x)
 
 
-def multiplied(t: OnnxTarget, x: Value, exponent: int) -> Tensor:
+def multiplied(t: OnnxTarget, x: Tensor, exponent: int) -> Tensor:
     """A power by repeated squaring."""
-    result = None
-    while exponent:
-        if exponent % 2:
-            result = x if result is None else t.Mul(result, x)
-        exponent //= 2
-        x = t.Mul(x, x) if exponent else x
-    return result
+    if exponent == 1:
+        return x
+    rest = multiplied(t, t.Mul(x, x), exponent // 2)
+    return t.Mul(x, rest) if exponent % 2 else rest
 
 
 def power(t: OnnxTarget, x: Value, y: Value, **_: object) -> Tensor:
@@ -313,16 +310,17 @@ def rounded(t: OnnxTarget, x: Value, *, rounding_method: lax.RoundingMethod, **_
 
 def log(t: OnnxTarget, x: Value, **_: object) -> Tensor:
     """log(x); log(sigmoid(x)) is -softplus(-x), since ONNX Runtime's Sigmoid is 0 below -18."""
-    eqn, operands = x.origin or (None, ())
-    if x.dtype != np.float32 or not is_sigmoid(eqn) or operands[0].data_shape != x.data_shape:
-        return t.Log(x)
-    return t.Neg(t.Softplus(t.Neg(operands[0])))
+    if x.dtype == np.float32 and x.origin and is_sigmoid(x.origin[0]):
+        (operand,) = x.origin[1]
+        if operand.data_shape == x.data_shape:
+            return t.Neg(t.Softplus(t.Neg(operand)))
+    return t.Log(x)
 
 
-def is_sigmoid(eqn: JaxprEqn | None) -> bool:
-    if eqn is None or eqn.primitive is not marked_p:
-        return eqn is not None and eqn.primitive.name == "logistic"
-    return op_name(eqn.params["function"]) == "sigmoid"
+def is_sigmoid(eqn: JaxprEqn) -> bool:
+    if eqn.primitive is marked_p:
+        return op_name(eqn.params["function"]) == "sigmoid"
+    return eqn.primitive.name == "logistic"
 
 
 def log1p(t: OnnxTarget, x: Value, **_: object) -> Tensor:
@@ -421,14 +419,14 @@ def to_integer(t: OnnxTarget, x: Value, dtype: np.dtype) -> Tensor:
     low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
     exact = np.dtype(np.float32 if dtype.itemsize < 4 else np.float64)
     x = t.cast(x, exact)
-    x = t.Where(t.IsNaN(x), np.zeros((), exact), x)
+    number = t.Where(t.IsNaN(x), np.zeros((), exact), x)
     if dtype.itemsize < 8:
-        return t.to(t.Min(t.Max(x, exact.type(low)), exact.type(high)), dtype)
+        return t.to(t.Min(t.Max(number, exact.type(low)), exact.type(high)), dtype)
     end = exact.type(2.0 ** (63 if dtype.kind == "i" else 64))  # high + 1: high is not a float64
-    inside = t.to(t.Min(t.Max(x, exact.type(low)), np.nextafter(end, 0)), dtype)
+    inside = t.to(t.Min(t.Max(number, exact.type(low)), np.nextafter(end, 0)), dtype)
     # Where is computed in int64, which it supports
     highest = np.asarray(high, dtype).astype(np.int64)
-    return t.to(t.Where(t.GreaterOrEqual(x, end), highest, t.to(inside, np.int64)), dtype)
+    return t.to(t.Where(t.GreaterOrEqual(number, end), highest, t.to(inside, np.int64)), dtype)
 
 
 def reduce_precision(t: OnnxTarget, x: Value, *, exponent_bits: int, mantissa_bits: int) -> Tensor:
@@ -444,9 +442,9 @@ def reduce_precision(t: OnnxTarget, x: Value, *, exponent_bits: int, mantissa_bi
     return t.Where(t.Or(is_normal, t.IsNaN(rounded)), rounded, t.Mul(x, 0.0))
 
 
-def polynomial(t: OnnxTarget, x: Input, coefficients: Sequence[float]) -> Tensor:
+def polynomial(t: OnnxTarget, x: Input, coefficients: Sequence[float]) -> Input:
     """Horner's rule; the highest power comes first."""
-    total = coefficients[0]
+    total: Input = coefficients[0]
     for coefficient in coefficients[1:]:
         total = t.Add(t.Mul(total, x), coefficient)
     return total

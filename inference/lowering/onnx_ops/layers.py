@@ -77,14 +77,15 @@ def rms_norm(t: OnnxTarget, params: Params, x: Value, *, eps: float) -> Tensor:
 def group_norm(t: OnnxTarget, params: Params, x: Value, *, groups: int, eps: float) -> Tensor:
     """Instance normalization, with each group as one channel."""
     (batch, *sizes, channels), dtype = x.shape, x.dtype
-    x = t.transpose(x, (0, len(sizes) + 1, *range(1, len(sizes) + 1)))  # (B, C, ...)
+    images = t.transpose(x, (0, len(sizes) + 1, *range(1, len(sizes) + 1)))  # (B, C, ...)
+    channels_last = (0, *range(2, len(sizes) + 2), 1)
     if groups == channels:
-        y = t.InstanceNormalization(x, params["scale"], params["bias"], epsilon=float(eps))
-        return t.transpose(y, (0, *range(2, len(sizes) + 2), 1))
-    x = t.reshape(x, (batch, groups, math.prod(sizes) * channels // groups))
+        y = t.InstanceNormalization(images, params["scale"], params["bias"], epsilon=float(eps))
+        return t.transpose(y, channels_last)
+    rows = t.reshape(images, (batch, groups, math.prod(sizes) * channels // groups))
     ones, zeros = np.ones(groups, dtype), np.zeros(groups, dtype)
-    y = t.InstanceNormalization(x, ones, zeros, epsilon=float(eps))
-    y = t.transpose(t.reshape(y, (batch, channels, *sizes)), (0, *range(2, len(sizes) + 2), 1))
+    y = t.InstanceNormalization(rows, ones, zeros, epsilon=float(eps))
+    y = t.transpose(t.reshape(y, (batch, channels, *sizes)), channels_last)
     return t.Add(t.Mul(y, params["scale"]), params["bias"])
 
 
@@ -141,10 +142,11 @@ def recurrent(
     else:
         other = zeros
     most = np.int32(steps) if is_number(steps) else free_length(t, steps)
+    used = None
     if lengths is not None:
-        lengths = t.Clip(t.cast(lengths, np.int32), np.int32(0), most)
+        used = t.Clip(t.cast(lengths, np.int32), np.int32(0), most)
     elif not is_positive(steps):  # without lengths, a GRU of no steps ends the process
-        lengths = t.Expand(most, t.shape(x.shape[:1]))
+        used = t.Expand(most, t.shape(x.shape[:1]))
     y, last = t.add_several(
         op,
         2,
@@ -152,13 +154,13 @@ def recurrent(
         rows(t, weight, order),
         rows(t, hidden, order),
         t.Concat(rows(t, bias, order), other, axis=1),
-        lengths,
+        used,
         hidden_size=dim,
         direction="reverse" if reverse else "forward",
         **attributes,
     )
     y = t.Transpose(t.Squeeze(y, np.array([1])), perm=(1, 0, 2))  # (T, 1, B, D) -> (B, T, D)
-    results = [y, t.Squeeze(last, np.array([0]))]
+    results: list[Tensor] = [y, t.Squeeze(last, np.array([0]))]
     return [t.to(each, out) for each in results] if out != dtype else results
 
 
@@ -256,13 +258,15 @@ def masked(
     lowest: float | None = None,
 ) -> Tensor:
     """The scores with the lowest number, or another one, at masked positions."""
+    allowed: Tensor | None = mask
     if causal:
         past = earlier(t, length, context_length)
-        mask = past if mask is None else t.And(past, mask)
-    if mask is None:
+        allowed = past if mask is None else t.And(past, mask)
+    if allowed is None:
         return scores
-    lowest = np.finfo(stored_type(t.out[0].dtype)).min if lowest is None else lowest
-    return t.Where(mask, scores, float(lowest))
+    if lowest is None:
+        lowest = float(np.finfo(stored_type(t.out[0].dtype)).min)
+    return t.Where(allowed, scores, lowest)
 
 
 def earlier(t: OnnxTarget, length: Size, context_length: Size) -> Tensor:
@@ -290,8 +294,8 @@ def weighted_mean(
 ) -> Tensor:
     """Attention without its projections, of (batch, position, head, feature)."""
     if t.opset >= 23 and mask is None:
-        q, k, v = (t.transpose(x, (0, 2, 1, 3)) for x in (q, k, v))
-        y = t.Attention(q, k, v, bias, scale=scale, is_causal=int(causal))
+        heads = [t.transpose(x, (0, 2, 1, 3)) for x in (q, k, v)]
+        y = t.Attention(*heads, bias, scale=scale, is_causal=int(causal))
         return t.transpose(y, (0, 2, 1, 3))
     lengths = q.shape[1], k.shape[1]
     scores = product(t, t.transpose(q, (0, 2, 1, 3)), k, scale)  # (B, H, T, S)
@@ -311,10 +315,10 @@ def product(t: OnnxTarget, q: Tensor, k: Tensor, scale: float) -> Tensor:
 def write(t: OnnxTarget, cache: Value, new: Value, where: Value) -> Tensor:
     """The cache, (B, K, S, D), with T new tokens, (B, T, K, D), at positions, (B, T)."""
     (_, heads, _, dim), (_, length) = cache.shape, where.shape
-    where = t.reshape(t.cast(where, np.int64), (where.shape[0], 1, length, 1))
-    positions = t.Add(where, np.zeros((heads, 1, dim), np.int64))  # one for each number
-    new = t.transpose(t.cast(new, cache.dtype), (0, 2, 1, 3))
-    return t.ScatterElements(cache, positions, new, axis=2)
+    positions = t.reshape(t.cast(where, np.int64), (where.shape[0], 1, length, 1))
+    positions = t.Add(positions, np.zeros((heads, 1, dim), np.int64))  # one for each number
+    updates = t.transpose(t.cast(new, cache.dtype), (0, 2, 1, 3))
+    return t.ScatterElements(cache, positions, updates, axis=2)
 
 
 def attend(
@@ -324,13 +328,11 @@ def attend(
     (batch, length, heads, dim), groups = q.shape, k.shape[2]
     scale = 1 / math.sqrt(dim)
     if heads == groups or (t.opset >= 23 and mask is None):
-        options = {"causal": causal, "scale": scale, "lowest": None}
-        return weighted_mean(t, q, k, v, mask, None, **options)
+        return weighted_mean(t, q, k, v, mask, None, causal=causal, scale=scale, lowest=None)
     shared = heads // groups
     # The queries of one group are the rows of one matrix.
-    q = t.transpose(t.reshape(q, (batch, length, groups, shared, dim)), (0, 2, 3, 1, 4))
-    q = t.reshape(q, (batch, groups, shared * length, dim))
-    scores = product(t, q, k, scale)
+    rows = t.transpose(t.reshape(q, (batch, length, groups, shared, dim)), (0, 2, 3, 1, 4))
+    scores = product(t, t.reshape(rows, (batch, groups, shared * length, dim)), k, scale)
     if causal or mask is not None:
         scores = t.reshape(scores, (batch, heads, length, k.shape[1]))
         scores = masked(t, scores, length, k.shape[1], causal, mask)

@@ -3,6 +3,7 @@
 ONNX puts the channels of an image before its spatial axes, our layers put them last.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from inference.lowering.onnx_ops.elementwise import in_result_type, never_in_flo
 from inference.lowering.onnx_ops.reductions import highest, lowest
 from inference.lowering.onnx_ops.shapes import cut, pad
 from inference.lowering.onnx_ops.target import OnnxTarget, Params, Tensor
-from inference.lowering.trimming import Padding, trimmed
+from inference.lowering.trimming import Padding, Pads, trimmed
 from inference.lowering.value import Size, Value, constant, is_number, product
 from inference.lowering.walk import Lowering
 from model.layers.conv import pair, resolve_padding
@@ -94,16 +95,15 @@ def conv2d(
     if weight.constant:
         taps, pads = trimmed(weight.data, x.shape[1:3], stride, pads, dilation)
         weight = constant(taps, weight.name)
-    geometry = {"window": weight.shape[:2], "stride": stride, "dilation": dilation}
-    x, padding = padded(t, x, pads, (1, 2), **geometry)
-    product = as_product(t, x, weight, stride, padding, groups)
+    x, attributes = padded(t, x, pads, (1, 2), weight.shape[:2], stride, dilation)
+    product = as_product(t, x, weight, stride, attributes, groups)
     if product:
         return t.Add(product, params["bias"]) if "bias" in params else product
     y = t.Conv(
         t.transpose(x, (0, 3, 1, 2)),
         t.transpose(weight, (3, 2, 0, 1)),
         params.get("bias"),
-        **padding,
+        **attributes,
         strides=stride,
         dilations=dilation,
         group=groups,
@@ -137,7 +137,7 @@ def conv_general_dilated(
     weight: Value,
     *,
     dimension_numbers: lax.ConvDimensionNumbers,
-    padding: Sequence[tuple[Size, Size]],
+    padding: Pads,
     window_strides: Sequence[int],
     lhs_dilation: Sequence[int],
     rhs_dilation: Sequence[int],
@@ -150,28 +150,29 @@ def conv_general_dilated(
     kernels = channels_first(t, weight, numbers.rhs_spec)
     is_dilated = any(s > 1 for s in lhs_dilation)
     if is_dilated and set(window_strides) == {1} and params["batch_group_count"] == 1:
-        x = t.transpose(x, numbers.lhs_spec)
-        y = transposed_convolution(t, x, kernels, groups, lhs_dilation, padding, rhs_dilation)
+        images = t.transpose(x, numbers.lhs_spec)
+        y = transposed_convolution(t, images, kernels, groups, lhs_dilation, padding, rhs_dilation)
         return t.transpose(y, np.argsort(numbers.out_spec))
     if is_dilated or min(map(least, padding), default=0) < 0:
         x = dilated_and_cut(t, x, numbers.lhs_spec, lhs_dilation, padding)
         padding = [(max(low, 0), max(high, 0)) for low, high in padding]
     window = [weight.shape[axis] for axis in numbers.rhs_spec[2:]]
-    geometry = {"window": window, "stride": window_strides, "dilation": rhs_dilation}
-    x, pads = padded(t, x, padding, numbers.lhs_spec[2:], **geometry)
+    axes = numbers.lhs_spec[2:]
+    x, pads = padded(t, x, padding, axes, window, window_strides, rhs_dilation)
     shape = [x.shape[axis] for axis in numbers.lhs_spec]
-    x = t.transpose(x, numbers.lhs_spec)
+    images = t.transpose(x, numbers.lhs_spec)
     if params["batch_group_count"] > 1:
         groups = params["batch_group_count"]
-        x = batch_to_channels(t, x, groups, shape)
-    y = t.Conv(x, kernels, strides=window_strides, dilations=rhs_dilation, group=groups, **pads)
+        images = batch_to_channels(t, images, groups, shape)
+    geometry = {"strides": window_strides, "dilations": rhs_dilation, **pads}
+    y = t.Conv(images, kernels, group=groups, **geometry)
     return t.transpose(y, np.argsort(numbers.out_spec))
 
 
 def padded(
     t: OnnxTarget,
     x: Value,
-    pads: Sequence[tuple[Size, Size]],
+    pads: Pads,
     axes: Sequence[int],
     window: Sequence[int],
     stride: Sequence[int],
@@ -194,13 +195,15 @@ def padded(
     for axis, (low, high) in zip(axes, pads, strict=True):
         config[axis] = (low, high, 0)
     shape = [n + low + high for n, (low, high, _) in zip(x.shape, config, strict=True)]
-    x = Value(t.tensor(pad(t, x, np.zeros((), x.dtype), padding_config=config)), shape, x.dtype)
+    x = Value(
+        t.tensor(pad(t, x, constant(np.zeros((), x.dtype)), padding_config=config)), shape, x.dtype
+    )
     return x, {"pads": [0] * (2 * len(axes))}
 
 
-def least(pads: tuple[Size, Size]) -> int:
+def least(pads: Sequence[Size]) -> int:
     """The smallest number of a pair of pads; a padding of a free size is at least 0."""
-    return min((p for p in pads if isinstance(p, int | np.integer)), default=0)
+    return min((int(p) for p in pads if isinstance(p, int | np.integer)), default=0)
 
 
 def channels_first(t: OnnxTarget, weight: Value, spec: Sequence[int]) -> Value:
@@ -214,7 +217,7 @@ def dilated_and_cut(
     x: Value,
     spec: Sequence[int],
     dilation: Sequence[int],
-    padding: Sequence[tuple[Size, Size]],
+    padding: Pads,
 ) -> Value:
     """x with zeros between its numbers, and without what a negative padding cuts off."""
     config = [(0, 0, 0)] * len(x.shape)
@@ -223,7 +226,7 @@ def dilated_and_cut(
     sizes = list(x.shape)
     for axis, (low, high, between) in enumerate(config):
         sizes[axis] += (sizes[axis] - 1) * between + low + high if any(config[axis]) else 0
-    padded = pad(t, x, np.zeros((), x.dtype), padding_config=config)
+    padded = pad(t, x, constant(np.zeros((), x.dtype)), padding_config=config)
     return Value(t.tensor(padded), sizes, x.dtype)
 
 
@@ -233,7 +236,7 @@ def transposed_convolution(
     kernels: Value,
     groups: int,
     stride: Sequence[int],
-    padding: Sequence[tuple[Size, Size]],
+    padding: Pads,
     dilation: Sequence[int],
 ) -> Tensor:
     """A convolution of a dilated input: a ConvTranspose with flipped kernels."""
@@ -306,7 +309,7 @@ def pooled(
     axes: Sequence[int],
     window: Sequence[int],
     stride: Sequence[int],
-    pads: Sequence[tuple[Size, Size]],
+    pads: Pads,
     **attributes: Any,
 ) -> Tensor:
     """A pooling node over these axes, which ONNX puts last, after exactly two others."""
@@ -329,27 +332,26 @@ def window_op(op: str | None, combine: str, start: Callable[[np.dtype], np.ndarr
         *,
         window_dimensions: Sequence[int],
         window_strides: Sequence[int],
-        padding: Sequence[tuple[Size, Size]],
+        padding: Pads,
         base_dilation: Sequence[int],
         window_dilation: Sequence[int],
     ) -> Tensor:
-        per_window = (window_dimensions, window_strides, padding)
-        dilation = (base_dilation, window_dilation)
+        geometry = (window_dimensions, window_strides, padding)
         is_plain = set(base_dilation) == set(window_dilation) == {1} and x.dtype == np.float32
-        per_axis = enumerate(zip(*per_window, strict=True))
-        axes = [axis for axis, values in per_axis if values != (1, 1, (0, 0))]
-        has_node = op and is_plain and 0 < len(axes) == len(x.shape) - 2
-        if has_node and is_allowed(window_dimensions, padding, x.shape, window_strides):
-            window, stride, pads = ([values[a] for a in axes] for values in per_window)
+        per_axis = list(zip(*geometry, strict=True))
+        axes = [axis for axis, values in enumerate(per_axis) if values != (1, 1, (0, 0))]
+        has_node = is_plain and 0 < len(axes) == len(x.shape) - 2
+        if op and has_node and is_allowed(window_dimensions, padding, x.shape, window_strides):
+            window, stride, pads = zip(*(per_axis[axis] for axis in axes), strict=True)
             return one_node(t, op, x, axes, window, stride, pads)
-        return by_slices(t, combine, start(x.dtype), x, *per_window, *dilation)
+        return by_slices(t, combine, start(x.dtype), x, *geometry, base_dilation, window_dilation)
 
     return function
 
 
 def is_allowed(
     window: Sequence[int],
-    padding: Sequence[tuple[Size, Size]],
+    padding: Pads,
     sizes: Sequence[Size],
     strides: Sequence[int],
 ) -> bool:
@@ -371,7 +373,7 @@ def one_node(
     axes: Sequence[int],
     window: Sequence[int],
     stride: Sequence[int],
-    pads: Sequence[tuple[Size, Size]],
+    pads: Pads,
 ) -> Tensor:
     if op == "MaxPool":
         return pooled(t, op, x, axes, window, stride, pads)
@@ -386,7 +388,7 @@ def by_slices(
     x: Value,
     window: Sequence[int],
     strides: Sequence[int],
-    padding: Sequence[tuple[Size, Size]],
+    padding: Pads,
     base_dilation: Sequence[int],
     window_dilation: Sequence[int],
 ) -> Tensor:
@@ -400,17 +402,17 @@ def by_slices(
     padded = pad(t, x, constant(start), padding_config=config)
     padded = Value(t.tensor(padded), sizes, x.dtype)
     reach = [(size - 1) * dilation for size, dilation in zip(window, window_dilation, strict=True)]
-    total = None
-    for offset in itertools.product(*map(range, window)):
+
+    def part(offset: tuple[int, ...]) -> Value:
         low = [o * dilation for o, dilation in zip(offset, window_dilation, strict=True)]
         high = [size - r + o for size, r, o in zip(sizes, reach, low, strict=True)]
-        part = cut(t, padded, start_indices=low, limit_indices=high, strides=strides)
-        part = Value(t.tensor(part), t.out[0].shape, x.dtype)
-        if total is not None:
-            result = ELEMENTWISE[combine](t, total, part)
-            part = Value(result, t.out[0].shape, x.dtype)
-        total = part
-    return total
+        result = cut(t, padded, start_indices=low, limit_indices=high, strides=strides)
+        return Value(t.tensor(result), t.out[0].shape, x.dtype)
+
+    def combined(total: Value, part: Value) -> Value:
+        return Value(ELEMENTWISE[combine](t, total, part), t.out[0].shape, x.dtype)
+
+    return functools.reduce(combined, map(part, itertools.product(*map(range, window))))
 
 
 LAYERS = {

@@ -52,12 +52,11 @@ def extreme_along_axes(op: str) -> Lowering:
     def function(t: OnnxTarget, x: Value, *, axes: Sequence[int], **params: Any) -> Tensor:
         if WIDER.get(x.dtype.name, x.dtype) != np.int64:
             return reduction(op)(t, x, axes=axes, **params)
-        result = t.cast(x, np.int64)
+        result: Tensor = t.cast(x, np.int64)
         for axis in axes:
             largest = int(op == "ReduceMax")
-            result, _ = t.add_several(
-                "TopK", 2, result, np.array([1]), axis=int(axis), largest=largest
-            )
+            attributes = {"axis": int(axis), "largest": largest}
+            result = t.add_several("TopK", 2, result, np.array([1]), **attributes)[0]
         return t.to(t.Squeeze(result, np.array(axes, np.int64)), x.dtype)
 
     return function
@@ -168,13 +167,13 @@ def sort(
     size = t.shape([operands[0].shape[dimension]])
     attributes = {"axis": dimension, "largest": 0}
     if len(operands) == 1:
-        values, _ = t.add_several("TopK", 2, sortable(t, operands[0]), size, **attributes)
+        values = t.add_several("TopK", 2, sortable(t, operands[0]), size, **attributes)[0]
         return [to_dtype_of(t, values, operands[0])]
     for key in reversed(range(num_keys)):
-        _, indices = t.add_several("TopK", 2, sortable(t, operands[key]), size, **attributes)
-        operands = [
+        indices = t.add_several("TopK", 2, sortable(t, operands[key]), size, **attributes)[1]
+        operands = tuple(
             Value(t.GatherElements(x, indices, axis=dimension), x.shape, x.dtype) for x in operands
-        ]
+        )
     return operands
 
 

@@ -2,6 +2,7 @@
 compute numbers from sizes.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -18,6 +19,7 @@ from inference.lowering.onnx_ops.target import (
     Tensor,
 )
 from inference.lowering.value import (
+    Shape,
     Size,
     Value,
     constant,
@@ -28,8 +30,7 @@ from inference.lowering.value import (
 )
 from inference.lowering.walk import Lowering
 
-Start: TypeAlias = Tensor | np.ndarray
-Starts: TypeAlias = dict[int, Start]
+Starts: TypeAlias = dict[int, Tensor]  # {axis: where windows start}
 
 
 def reshape(
@@ -61,7 +62,7 @@ def transpose(t: OnnxTarget, x: Value, *, permutation: Sequence[int], **_: objec
 
 
 def concatenate(t: OnnxTarget, *operands: Value, dimension: int, **_: object) -> Tensor:
-    parts = [x for x in operands if not is_zero(x.shape[dimension])] or operands[:1]
+    parts = [x for x in operands if not is_zero(x.shape[dimension])] or [operands[0]]
     return t.Concat(*parts, axis=dimension) if len(parts) > 1 else parts[0]
 
 
@@ -119,27 +120,27 @@ def reverse(t: OnnxTarget, x: Value, *, dimensions: Sequence[int], **_: object) 
 def pad(
     t: OnnxTarget,
     x: Value,
-    value: Value | np.ndarray,
+    value: Value,
     *,
     padding_config: Sequence[tuple[Size, Size, int]],
     **_: object,
 ) -> Tensor:
     """Padding around the numbers and between them; a negative padding cuts off numbers."""
     if x.dtype == bool or x.dtype.name in WIDER:
-        dtype, x, value = x.dtype, t.cast(x, np.int64), t.cast(value, np.int64)
-        return t.to(pad(t, x, value, padding_config=padding_config), dtype)
-    sizes = list(x.shape)
-    for axis, (_, _, between) in enumerate(padding_config):
-        if between:
-            x, sizes[axis] = pad_between(t, x, value, sizes, axis, between)
-    around = [low for low, _, _ in padding_config] + [high for _, high, _ in padding_config]
-    return x if all(map(is_zero, around)) else t.Pad(x, t.shape(around), value)
+        wide, filler = t.cast(x, np.int64), t.cast(value, np.int64)
+        return t.to(pad(t, wide, filler, padding_config=padding_config), x.dtype)
+    y, sizes = x, list(x.shape)
+    for axis, config in enumerate(padding_config):
+        if between := config[2]:
+            y, sizes[axis] = pad_between(t, y, value, sizes, axis, between)
+    around = [config[0] for config in padding_config] + [config[1] for config in padding_config]
+    return y if all(map(is_zero, around)) else t.Pad(y, t.shape(around), value)
 
 
 def pad_between(
     t: OnnxTarget,
     x: Tensor,
-    value: Value | np.ndarray,
+    value: Value,
     sizes: Sequence[Size],
     axis: int,
     between: int,
@@ -180,12 +181,12 @@ class Windows:
     For a scatter, its updates take the part of the result.
     """
 
-    shape: tuple
-    sizes: tuple
+    shape: Shape
+    sizes: Sequence[Size]
     indices: Value  # (..., number of indexed axes)
-    indexed: tuple  # the axes of the array that an index refers to
-    batched: dict  # {axis of the array: axis of the indices} that are paired
-    window: dict  # {axis of the array: axis of the result}
+    indexed: Sequence[int]  # the axes of the array that an index refers to
+    batched: dict[int, int]  # {axis of the array: axis of the indices} that are paired
+    window: dict[int, int]  # {axis of the array: axis of the result}
     rank: int
     mode: GatherScatterMode
 
@@ -211,7 +212,7 @@ def window_starts(t: OnnxTarget, windows: Windows) -> Starts:
     return starts
 
 
-def clamped(t: OnnxTarget, start: Start, limit: Size) -> Start:
+def clamped(t: OnnxTarget, start: Tensor, limit: Size) -> Tensor:
     """A start, moved so that its window lies inside."""
     if isinstance(start, Value) and start.constant:
         if is_number(limit):
@@ -233,8 +234,11 @@ def inside(t: OnnxTarget, windows: Windows, starts: Starts) -> Tensor | None:
     result = None
     for axis, start in starts.items():
         limit = windows.limit(axis)
-        is_known = isinstance(start, Value) and is_number(limit)
-        if is_known and np.all((start.data >= 0) & (start.data <= limit)):
+        if (
+            isinstance(start, Value)
+            and is_number(limit)
+            and np.all((start.data >= 0) & (start.data <= limit))
+        ):
             continue
         is_below = t.LessOrEqual(start, scalar(t, limit))
         fits = t.And(t.GreaterOrEqual(start, np.int64(0)), is_below)
@@ -245,7 +249,7 @@ def inside(t: OnnxTarget, windows: Windows, starts: Starts) -> Tensor | None:
 def flat_positions(t: OnnxTarget, windows: Windows, starts: Starts) -> Tensor:
     """The position of every number of every window in the flattened array, in result order."""
     window_axes = np.array(sorted(windows.window.values()), np.int64)
-    total, stride = None, 1
+    terms, stride = [], 1
     for axis in reversed(range(len(windows.shape))):
         parts = []
         if axis in starts:
@@ -258,10 +262,9 @@ def flat_positions(t: OnnxTarget, windows: Windows, starts: Starts) -> Tensor:
             result_axis = windows.window[axis]
             parts.append(range_along(t, windows.sizes[axis], result_axis, windows.rank))
         for part in parts:
-            part = t.Mul(part, np.int64(stride) if is_number(stride) else t.size(stride))
-            total = part if total is None else t.Add(total, part)
+            terms.append(t.Mul(part, np.int64(stride) if is_number(stride) else t.size(stride)))
         stride = stride * windows.shape[axis]
-    return total
+    return functools.reduce(t.Add, terms)
 
 
 def range_along(t: OnnxTarget, size: Size, axis: int, rank: int) -> Tensor:
@@ -324,7 +327,7 @@ def read(t: OnnxTarget, x: Value, windows: Windows, starts: Starts) -> Tensor:
     is_one_per_row = len(windows.batched) + 1 == len(windows.index_axes) == len(x.shape)
     if len(starts) == 1 and not windows.window and is_one_per_row:
         return one_per_row(t, x, windows, *starts.items())
-    return t.Gather(t.Reshape(x, [-1]), flat_positions(t, windows, starts))
+    return t.Gather(t.Reshape(x, np.array([-1])), flat_positions(t, windows, starts))
 
 
 def picks_whole_rows(windows: Windows, axis: int) -> bool:
@@ -334,7 +337,7 @@ def picks_whole_rows(windows: Windows, axis: int) -> bool:
     return all(is_same(n, windows.shape[a]) for a, n in enumerate(windows.sizes) if a != axis)
 
 
-def rows(t: OnnxTarget, x: Value, windows: Windows, item: tuple[int, Start]) -> Tensor:
+def rows(t: OnnxTarget, x: Value, windows: Windows, item: tuple[int, Tensor]) -> Tensor:
     """Whole rows by a Gather, which puts the axes of the indices in place of the axis it reads."""
     axis, start = item
     order = {}  # {axis of the result: axis of the Gather}
@@ -344,7 +347,7 @@ def rows(t: OnnxTarget, x: Value, windows: Windows, item: tuple[int, Start]) -> 
     return t.transpose(t.Gather(x, start, axis=axis), [order[out] for out in range(windows.rank)])
 
 
-def one_per_row(t: OnnxTarget, x: Value, windows: Windows, item: tuple[int, Start]) -> Tensor:
+def one_per_row(t: OnnxTarget, x: Value, windows: Windows, item: tuple[int, Tensor]) -> Tensor:
     """One number for each row."""
     axis, start = item
     left = next(a for a in range(windows.rank) if a not in windows.batched.values())
@@ -352,27 +355,29 @@ def one_per_row(t: OnnxTarget, x: Value, windows: Windows, item: tuple[int, Star
     return t.transpose(t.GatherElements(x, t.transpose(start, order), axis=axis), np.argsort(order))
 
 
-def slice_at(t: OnnxTarget, x: Value, begins: dict[int, Start], sizes: Sequence[Size]) -> Tensor:
+def slice_at(t: OnnxTarget, x: Value, begins: Starts, sizes: Sequence[Size]) -> Tensor:
     """A slice of known sizes; `begins` are {axis: tensor with the start}."""
     if not begins:
         return x
     low = t.Concat(*begins.values(), axis=0) if len(begins) > 1 else next(iter(begins.values()))
     length = t.shape([sizes[axis] for axis in begins])
-    is_known = isinstance(low, Value) and isinstance(length, np.ndarray)
-    high = constant(low.data + length) if is_known else t.Add(low, length)
+    if isinstance(low, Value) and isinstance(length, np.ndarray):
+        high = constant(low.data + length)
+    else:
+        high = t.Add(low, length)
     return t.Slice(x, low, high, np.array(list(begins), np.int64))
 
 
-def begin(t: OnnxTarget, start: Value, size: Size, length: Size) -> Start:
+def begin(t: OnnxTarget, start: Value, size: Size, length: Size) -> Tensor:
     """The start of a slice, moved so that the slice ends inside, as a tensor of one number."""
     return one_number(t, clamped(t, t.cast(start, np.int64), size - length))
 
 
-def one_number(t: OnnxTarget, start: Start) -> Start:
+def one_number(t: OnnxTarget, start: Tensor) -> Tensor:
     """A start as a tensor with one axis."""
     if isinstance(start, Value) and start.constant:
         return constant(start.data.reshape(1))
-    return t.Reshape(start, [1])
+    return t.Reshape(start, np.array([1]))
 
 
 def dynamic_slice(
@@ -400,10 +405,12 @@ def dynamic_update_slice(
     if len(axes) > 1:
         shape = (*x.shape[:axis], size, *x.shape[axis + 1 :])
         part = Value(t.Slice(x, low, high, along), shape, x.dtype)
-        update = dynamic_update_slice(t, part, update, *starts)
+        middle = dynamic_update_slice(t, part, update, *starts)
+    else:
+        middle = update
     before = t.Slice(x, np.array([0]), low, along)
     after = t.Slice(x, high, np.array([np.iinfo(np.int64).max]), along)
-    return t.Concat(before, update, after, axis=axis)
+    return t.Concat(before, middle, after, axis=axis)
 
 
 def scatter(reduction: str | None) -> Lowering:
@@ -429,7 +436,7 @@ def scatter(reduction: str | None) -> Lowering:
         if len(updates.shape):
             positions = t.Expand(positions, t.shape(updates.shape))
         else:
-            positions = t.Reshape(positions, [1])
+            positions = t.Reshape(positions, np.array([1]))
         if is_inside is not None:
             if windows.window:
                 axes = np.array(sorted(windows.window.values()), np.int64)
@@ -461,11 +468,11 @@ def write(
     t: OnnxTarget, x: Value, updates: Value, positions: Tensor, reduction: str | None, drops: bool
 ) -> Tensor:
     """The array with the updates; dropped updates are written to one extra element at the end."""
-    flat, one = t.Reshape(x, [-1]), np.array([1], np.int64)
+    flat, one = t.Reshape(x, np.array([-1])), np.array([1], np.int64)
     if drops:
         flat = t.Pad(flat, np.array([0, 1], np.int64))
-    positions, updates = t.Reshape(positions, [-1]), t.Reshape(updates, [-1])
-    flat = t.ScatterElements(flat, positions, updates, axis=0, reduction=reduction)
+    lines = t.Reshape(positions, np.array([-1])), t.Reshape(updates, np.array([-1]))
+    flat = t.ScatterElements(flat, *lines, axis=0, reduction=reduction)
     if drops:
         flat = t.Slice(flat, 0 * one, -one)
     return t.Reshape(flat, t.shape(x.shape))

@@ -94,7 +94,7 @@ def graph_proto(scope: Scope, name: str, weights: Mapping[str, np.ndarray]) -> "
 def node_proto(node: Node) -> "onnx.NodeProto":
     from onnx import helper
 
-    attributes = {
+    attributes: dict[str, Any] = {
         key: graph_proto(value, node.outputs[0], {}) if isinstance(value, Scope) else value
         for key, value in node.attributes.items()
     }
@@ -163,7 +163,7 @@ class OnnxTarget(Target):
             names.pop()  # omitted inputs at the end are left out of the node
         attributes = {key: value for key, value in attributes.items() if value is not None}
         result = before_transpose(self, op, names, attributes)
-        return [result] if result else self.emit(op, names, attributes, outputs)
+        return [self.tensor(result)] if result else self.emit(op, names, attributes, outputs)
 
     def emit(
         self, op: str, inputs: list[str], attributes: dict[str, Any], outputs: int = 1
@@ -260,7 +260,7 @@ class OnnxTarget(Target):
         self.reshaped[result] = source
         return result
 
-    def transpose(self, x: Tensor, permutation: Sequence[int]) -> Tensor:
+    def transpose(self, x: Tensor, permutation: Sequence[int] | np.ndarray) -> Tensor:
         """x with its axes in another order."""
         permutation = tuple(map(int, permutation))
         if permutation == tuple(range(len(permutation))):
@@ -331,7 +331,7 @@ REDUCTIONS = {"ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"}
 
 def before_transpose(
     t: OnnxTarget, op: str, inputs: list[str], attributes: dict[str, Any]
-) -> str | None:
+) -> Tensor | None:
     """The node's result, computed before its inputs are transposed; None where it must be after."""
     orders = {t.transposed[name][1] for name in inputs if name in t.transposed}
     if len(orders) != 1:
@@ -342,7 +342,7 @@ def before_transpose(
     if op == "Concat" and all(name in t.transposed for name in inputs):
         sources = [t.transposed[name][0] for name in inputs]
         axis = order[attributes["axis"]]
-        return t.transpose(*t.emit(op, sources, {"axis": axis}), order)
+        return t.transpose(t.emit(op, sources, {"axis": axis})[0], order)
     if op not in ELEMENTWISE:
         return None
     if not all(name in t.transposed or is_small_constant(t, name, len(order)) for name in inputs):
@@ -351,7 +351,7 @@ def before_transpose(
         t.transposed[name][0] if name in t.transposed else transposed_back(t, name, order)
         for name in inputs
     ]
-    return t.transpose(*t.emit(op, sources, attributes), order)
+    return t.transpose(t.emit(op, sources, attributes)[0], order)
 
 
 def is_small_constant(t: OnnxTarget, name: str, rank: int) -> bool:
@@ -369,7 +369,7 @@ def transposed_back(t: OnnxTarget, name: str, order: tuple[int, ...]) -> str:
 
 def reduction_before_transpose(
     t: OnnxTarget, op: str, inputs: list[str], attributes: dict[str, Any], order: tuple[int, ...]
-) -> str | None:
+) -> Tensor | None:
     """A reduction of the source of a transposition, over the same axes."""
     name, *axes = inputs
     if not axes or axes[0] not in t.weights:  # over all axes, or over computed ones

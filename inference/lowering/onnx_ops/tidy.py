@@ -154,8 +154,11 @@ def fold(t: OnnxTarget, graph: Scope) -> None:
     for node in list(graph.nodes):
         if node.op not in ("Mul", "Add"):
             continue
-        product, by = operands(t, node, makers)
-        if product is None or reads[product.outputs[0]] > 1 or not absorb(t, node.op, product, by):
+        found = operands(t, node, makers)
+        if found is None:
+            continue
+        product, by = found
+        if reads[product.outputs[0]] > 1 or not absorb(t, node.op, product, by):
             continue
         product.outputs = node.outputs
         makers[node.outputs[0]] = product
@@ -178,17 +181,15 @@ def read_counts(scope: Scope) -> dict[str, int]:
     return counts
 
 
-def operands(
-    t: OnnxTarget, node: Node, makers: dict[str, Node]
-) -> tuple[Node, str] | tuple[None, None]:
-    """The product that a node scales or shifts and the constant's name, or (None, None)."""
+def operands(t: OnnxTarget, node: Node, makers: dict[str, Node]) -> tuple[Node, str] | None:
+    """The product that a node scales or shifts and the constant's name, or None."""
     for name, by in (node.inputs, node.inputs[::-1]):
         maker = makers.get(name)
         if by not in t.weights or maker is None or maker.op not in CHANNELS:
             continue
         if all(x in t.weights for x in maker.inputs[1:]):
             return maker, by
-    return None, None
+    return None
 
 
 def absorb(t: OnnxTarget, op: str, product: Node, by: str) -> bool:

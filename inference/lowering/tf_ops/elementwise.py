@@ -31,21 +31,28 @@ if TYPE_CHECKING:
 
 Tensor: TypeAlias = Any  # a tensor, or the array of a constant; TensorFlow has no complete types
 
-WIDER = {**dict.fromkeys(("int8", "uint8", "int16", "uint16"), "int32"), "uint32": "int64"}
-WIDER_TO_MOVE = {"int16": "int32", "uint16": "int32", "uint32": "int64"}  # no Slice, no Transpose
+WIDER: dict[str, Any] = {
+    **dict.fromkeys(("int8", "uint8", "int16", "uint16"), "int32"),
+    "uint32": "int64",
+}
+WIDER_TO_MOVE: dict[str, Any] = {
+    "int16": "int32",
+    "uint16": "int32",
+    "uint32": "int64",
+}  # no Slice, no Transpose
 NARROW = {"float16", "bfloat16"}  # stored as float32: TFLite ops support nothing narrower
 PRECISIONS = {(8, 7): "bfloat16", (5, 10): "float16"}  # (exponent bits, mantissa bits)
 
 
-def widened(function: Lowering, wider: Mapping[str, str] = WIDER) -> Lowering:
+def widened(function: Lowering, wider: Mapping[str, Any] = WIDER) -> Lowering:
     """The function for operands cast to the wider dtype; its result is cast back."""
 
     @functools.wraps(function)
     def call(target: "TfTarget", *operands: Tensor, **params: Any) -> Tensor | list[Tensor]:
         if wider.keys().isdisjoint(x.dtype.name for x in operands):
             return function(target, *operands, **params)
-        operands = [tf.cast(x, wider.get(x.dtype.name, x.dtype)) for x in operands]
-        results = function(target, *operands, **params)
+        wide = [tf.cast(x, wider.get(x.dtype.name, x.dtype)) for x in operands]
+        results = function(target, *wide, **params)
         if isinstance(results, list | tuple):
             pairs = zip(results, target.out, strict=True)
             return [tf.cast(x, aval.dtype) for x, aval in pairs]
@@ -99,9 +106,12 @@ def subtract(target: "TfTarget", x: Tensor, y: Tensor) -> Tensor:
 def divide(target: "TfTarget", x: Tensor, y: Tensor) -> Tensor:
     """Division; it truncates integers, as in TFLite, which only divides signed 32-bit ones."""
     if is_float(x):
-        if isinstance(y, np.ndarray) and not y.all():
-            target.refuse("div", "by a constant 0, for which the converter puts a finite number")
-        if tf.is_tensor(y) and y.op.type == "Sqrt":  # the converter makes it an RSQRT
+        if isinstance(y, np.ndarray):
+            if not y.all():
+                target.refuse(
+                    "div", "by a constant 0, for which the converter puts a finite number"
+                )
+        elif y.op.type == "Sqrt":  # the converter makes it an RSQRT
             inverse = inverse_root(y.op.inputs[0])
             return inverse if np.all(tf.get_static_value(x) == 1) else x * inverse
         # The converter makes x / (norm + 1e-12) an op that divides by no less than 1e-6.

@@ -20,7 +20,6 @@ from inference.lowering.tf_ops.pending import (
     Linear,
     Result,
     Scaled,
-    folds,
     is_constant,
     is_image,
     linear_of,
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 Params: TypeAlias = dict[str, Tensor]
 
 
-@folds
 def linear(target: "TfTarget", params: Params, x: Tensor) -> Result:
     """(..., in) -> (..., out)."""
     if is_constant(*params.values()):
@@ -49,7 +47,6 @@ def linear(target: "TfTarget", params: Params, x: Tensor) -> Result:
     return y + params["bias"] if "bias" in params else y
 
 
-@folds
 def linears(target: "TfTarget", layers: Sequence[Params], x: Tensor) -> list[Result]:
     return [linear(target, params, x) for params in layers]
 
@@ -58,7 +55,6 @@ def unembedding(target: "TfTarget", params: Params, x: Tensor) -> Tensor:
     return tf.matmul(x, params["weight"], transpose_b=True)
 
 
-@folds
 def conv2d(
     target: "TfTarget",
     params: Params,
@@ -90,7 +86,7 @@ def conv_transpose2d(
     full = [(n - 1) * s + k for n, s, k in sizes]
     flipped = np.transpose(weight[::-1, ::-1], (0, 1, 3, 2))
     shape = [size_of(x, 0), *map(target.size, full), weight.shape[-1]]
-    y = tf.nn.conv2d_transpose(x, flipped, shape, stride, "VALID")
+    y = tf.nn.conv2d_transpose(x, flipped, shape, stride, "VALID")  # pyright: ignore[reportArgumentType]  # takes a list
     y.set_shape([None, None, None, weight.shape[-1]])
     y = padded(y, cut(padding, kernel, stride, full, out[1:3]))
     return y + params["bias"] if "bias" in params else y
@@ -168,7 +164,7 @@ def pool_geometry(
     window: int | Sequence[int],
     stride: int | Sequence[int] | None,
     padding: Padding,
-) -> tuple[tuple[int, int], tuple[int, int], Pads]:
+) -> tuple[Sequence[int], Sequence[int], Pads]:
     window = pair(window)
     stride = window if stride is None else pair(stride)
     return window, stride, pads_of(target, padding, x.shape[1:3], window, stride)
@@ -188,7 +184,6 @@ def global_max_pool(target: "TfTarget", x: Tensor) -> Tensor:
     return tf.reduce_max(x, (1, 2))
 
 
-@folds
 def global_avg_pool(target: "TfTarget", x: Tensor) -> Result:
     """(B, H, W, C) -> (B, C); a pending map of the channels is moved behind the mean."""
     if isinstance(x, Scaled):
@@ -203,7 +198,6 @@ def global_avg_pool(target: "TfTarget", x: Tensor) -> Result:
 FEW = 24  # channels; with 16, products take 0.8 times as long as means, with 32 1.4 times
 
 
-@folds
 def layer_norm(target: "TfTarget", params: Params, x: Tensor, *, eps: float) -> Result:
     return scaled(target, standardized(target, x, eps), **params)
 
@@ -245,13 +239,12 @@ def mixed(x: Tensor, matrix: np.ndarray, bias: np.ndarray | None = None) -> Tens
 
 
 def scaled(target: "TfTarget", x: Tensor, scale: Tensor, bias: Tensor | None = None) -> Result:
-    bias = 0 * scale if bias is None else bias
-    if is_constant(scale, bias):
-        return Scaled(x, scale, bias, target.products)
-    return x * scale + bias
+    shift: Any = 0 * scale if bias is None else bias
+    if is_constant(scale, shift):
+        return Scaled(x, scale, shift, target.products)
+    return x * scale + shift
 
 
-@folds
 def by_statistics(
     target: "TfTarget", params: Params, statistics: Params, x: Tensor, *, eps: float
 ) -> Result:
@@ -282,10 +275,9 @@ def group_norm(target: "TfTarget", params: Params, x: Tensor, *, groups: int, ep
     return scaled(target, tf.reshape(y, shape_of(shape)), **params)
 
 
-LOWEST = np.finfo(np.float32).min
+LOWEST = float(np.finfo(np.float32).min)
 
 
-@folds
 def attention(
     target: "TfTarget",
     params: dict[str, Params],
@@ -332,7 +324,7 @@ def masked(
     scores: Tensor,
     causal: bool,
     mask: Tensor | None,
-    lowest: float = LOWEST,
+    lowest: float | None = None,
     sizes: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """The scores with the lowest number at masked positions; `sizes` are their last two."""
@@ -340,7 +332,11 @@ def masked(
         past = earlier(*(sizes or (size_of(scores, 2), size_of(scores, 3))))
         combine = np.logical_and if is_constant(mask, past) else tf.logical_and
         mask = past if mask is None else combine(past, mask)
-    return scores if mask is None else tf.where(mask, scores, np.float32(lowest))
+    return (
+        scores
+        if mask is None
+        else tf.where(mask, scores, np.float32(LOWEST if lowest is None else lowest))
+    )
 
 
 def weighted_mean(
@@ -376,17 +372,18 @@ def attend(
 ) -> Tensor:
     """`weighted_mean`, in which several heads of queries may share one head of keys."""
     (batch, length, heads, dim), (_, context, groups, _), *_ = target.operand_shapes
-    scale = np.float32(1 / math.sqrt(dim))
+    scale = 1 / math.sqrt(dim)
     if heads == groups:
-        options = {"causal": causal, "scale": scale, "lowest": LOWEST}
-        return weighted_mean(target, q, k, v, mask, None, **options)
+        return weighted_mean(target, q, k, v, mask, None, causal=causal, scale=scale, lowest=None)
     shared = heads // groups
 
     def reshape(x: Tensor, *shape: Size) -> Tensor:
         return tf.reshape(x, target.new_sizes(shape))
 
     # The queries of one group are the rows of one matrix.
-    q = tf.transpose(reshape(q * scale, batch, length, groups, shared, dim), (0, 2, 3, 1, 4))
+    q = tf.transpose(
+        reshape(q * np.float32(scale), batch, length, groups, shared, dim), (0, 2, 3, 1, 4)
+    )
     q = reshape(q, batch, groups, shared * length, dim)
     scores = tf.matmul(q, tf.transpose(k, (0, 2, 1, 3)), transpose_b=True)
     if causal or mask is not None:
@@ -414,3 +411,5 @@ LAYERS = {
         *(attention, attend, weighted_mean, write),
     )
 }
+# These take pending operands; all others receive tensors.
+FOLDS = {linear, linears, conv2d, global_avg_pool, layer_norm, by_statistics, attention}

@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from inference.lowering.tf_ops.elementwise import Tensor
 from inference.lowering.tf_ops.products import convolution, out_size
-from inference.lowering.walk import Lowering
 from inference.quantize_tflite import KEPT
 
 Geometry: TypeAlias = dict[str, Any]  # stride, pads and dilation of a convolution
@@ -32,6 +31,14 @@ class Pending:
     """
 
     cached, shared, kept = None, False, False
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        raise NotImplementedError
+
+    def emit(self) -> Tensor:
+        """Computes the tensor."""
+        raise NotImplementedError
 
     def tensor(self) -> Tensor:
         if self.cached is None:  # an empty name leaves the scope of the op that reads it
@@ -64,7 +71,7 @@ class Linear(Pending):
         return self.weight.shape[-2] == self.x.shape[-1]
 
     @property
-    def shape(self) -> tuple[int | None, ...]:
+    def shape(self) -> tuple[Any, ...]:
         if not self.geometry:
             return (*self.x.shape[:-1], self.weight.shape[-1])
         size = out_size(self.x.shape[1:3], self.weight.shape[:2], **self.geometry)
@@ -75,7 +82,7 @@ class Linear(Pending):
         bias = self.bias @ matrix
         return Linear(self.x, self.weight @ matrix, bias, self.geometry, self.kept)
 
-    def affine(self, scale: np.ndarray, shift: np.ndarray) -> "Linear":
+    def affine(self, scale: np.ndarray | float, shift: np.ndarray | float) -> "Linear":
         """This map followed by a scale and a shift per channel."""
         bias = self.bias * scale + shift
         return Linear(self.x, self.weight * scale, bias, self.geometry, self.kept)
@@ -86,7 +93,7 @@ class Linear(Pending):
             y = convolution(self.x, weight, **self.geometry)
         else:
             y = tf.matmul(self.x, weight)
-        return tf.nn.bias_add(y, bias) if bias.any() else y
+        return tf.nn.bias_add(y, bias) if bias.any() else y  # pyright: ignore[reportArgumentType]  # an array is fine
 
 
 class Scaled(Pending):
@@ -99,28 +106,23 @@ class Scaled(Pending):
 
     def __init__(self, x: Tensor, scale: np.ndarray, shift: np.ndarray, products: bool) -> None:
         self.x, self.products = x, products
-        self.scale, self.shift = np.float32(scale), np.float32(shift)
+        self.scale = np.asarray(scale, np.float32)
+        self.shift = np.asarray(shift, np.float32)
 
     @property
-    def shape(self) -> tuple[int | None, ...]:
+    def shape(self) -> tuple[Any, ...]:
         return self.x.shape
 
     def emit(self) -> Tensor:
         if self.products and is_image(self.x) and self.shift.any():
             # XNNPACK runs this as one multiply-add
             y = convolution(self.x, self.scale.reshape(1, 1, 1, -1), **UNIT)
-            return tf.nn.bias_add(y, self.shift)
+            return tf.nn.bias_add(y, self.shift)  # pyright: ignore[reportArgumentType]  # as above
         scaled = self.x if np.all(self.scale == 1) else self.x * self.scale
         return scaled + self.shift if np.any(self.shift) else scaled
 
 
 Result: TypeAlias = Tensor | Pending
-
-
-def folds(function: Lowering) -> Lowering:
-    """Marks a table's function whose operands may be pending; other functions receive tensors."""
-    function.folds = True
-    return function
 
 
 def resolved(x: Any) -> Tensor:
@@ -144,11 +146,11 @@ def linear_of(
         bias = shift if bias is None else shift + bias
         return Linear(x.x, weight * scale, bias, geometry, x.kept)
     if isinstance(x, Linear) and weight.shape[:-2] in [(), (1, 1)] and (geometry or UNIT) == UNIT:
-        bias = 0 if bias is None else bias
+        shift = 0 if bias is None else bias
         if weight.shape[-2:] == (1, x.shape[-1]):  # one number per channel
-            return x.affine(weight.ravel(), bias)
+            return x.affine(weight.ravel(), shift)
         if x.dense and is_smaller(x, weight):
-            return x.mixed(weight.reshape(weight.shape[-2:])).affine(1, bias)
+            return x.mixed(weight.reshape(weight.shape[-2:])).affine(1, shift)
     return Linear(resolved(x), weight, bias, geometry)
 
 

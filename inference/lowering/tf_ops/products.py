@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 from jax import lax
-from numpy.typing import DTypeLike
 
 from inference.lowering.tf_ops.elementwise import Tensor, is_float, maximum, minimum, widened
 from inference.lowering.tf_ops.reductions import highest, lowest
@@ -47,7 +46,7 @@ def dot_general(
     return tf.cast(result, out.dtype)
 
 
-def as_dtype(x: Tensor, dtype: DTypeLike) -> Tensor:
+def as_dtype(x: Tensor, dtype: np.dtype) -> Tensor:
     return x.astype(dtype) if isinstance(x, np.ndarray) else tf.cast(x, dtype)
 
 
@@ -80,7 +79,7 @@ def integer_product(x: Tensor, y: Tensor) -> Tensor:
     return tf.reduce_sum(tf.expand_dims(x, -1) * tf.expand_dims(y, -3), -2)
 
 
-def transposed(x: Tensor, order: Sequence[int]) -> Tensor:
+def transposed(x: Tensor, order: Sequence[int] | np.ndarray) -> Tensor:
     if list(order) == sorted(order):
         return x
     return np.transpose(x, order) if isinstance(x, np.ndarray) else tf.transpose(x, order)
@@ -147,7 +146,7 @@ def is_same(
 
 
 def symbolic_same(
-    pads: Sequence[tuple[Size, Size]],
+    pads: Pads,
     size: Sequence[Size],
     kernel: Sequence[int],
     stride: Sequence[int],
@@ -169,7 +168,7 @@ def padded(x: Tensor, pads: Pads) -> Tensor:
 
 
 def out_size(
-    size: Sequence[int | None],
+    size: Sequence[Any],
     kernel: Sequence[int],
     stride: Sequence[int],
     pads: Pads,
@@ -191,7 +190,7 @@ def conv_general_dilated(
     weight: Tensor,
     *,
     window_strides: Sequence[int],
-    padding: Sequence[tuple[Size, Size]],
+    padding: Pads,
     lhs_dilation: Sequence[int],
     rhs_dilation: Sequence[int],
     **params: Any,
@@ -272,7 +271,7 @@ def sliding(combine: Lowering, start: Callable[[np.dtype], float], kind: str | N
         *,
         window_dimensions: Sequence[int],
         window_strides: Sequence[int],
-        padding: Sequence[tuple[Size, Size]],
+        padding: Pads,
         **params: Any,
     ) -> Tensor:
         window, strides = tuple(window_dimensions), tuple(window_strides)

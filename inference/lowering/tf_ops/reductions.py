@@ -67,7 +67,7 @@ def index_of(function: Callable[..., Tensor]) -> Lowering:
     """The first index of the largest or smallest number, or of the first nan if there is one."""
 
     def find(
-        target: "TfTarget", x: Tensor, *, axes: Sequence[int], index_dtype: DTypeLike
+        target: "TfTarget", x: Tensor, *, axes: Sequence[int], index_dtype: np.dtype
     ) -> Tensor:
         axis = int(axes[0])  # under vmap it is an int64 of NumPy
         x = tf.cast(x, tf.int32) if x.dtype.name == "bool" else x

@@ -173,10 +173,10 @@ def dynamic_slice(
     target: "TfTarget", x: Tensor, *starts: Tensor, slice_sizes: Sequence[Size]
 ) -> Tensor:
     """A slice whose starts are moved so that it lies inside."""
-    starts, sizes = inside_starts(target, starts, slice_sizes)
-    is_whole = [start is START for start in starts]
+    begins, sizes = inside_starts(target, starts, slice_sizes)
+    is_whole = [start is START for start in begins]
     sizes = [np.int32(-1) if whole else n for whole, n in zip(is_whole, sizes, strict=True)]
-    return tf.slice(x, tf.stack(starts), tf.stack(sizes))
+    return tf.slice(x, tf.stack(begins), tf.stack(sizes))
 
 
 def inside_starts(
@@ -194,9 +194,9 @@ def dynamic_update_slice(target: "TfTarget", x: Tensor, update: Tensor, *starts:
     """The update, padded to the size of x, where it lies; x everywhere else."""
     dtype = tf.int32 if x.dtype.name == "bool" else x.dtype
     update = tf.cast(update, dtype)
-    starts, sizes = inside_starts(target, starts, target.operand_shapes[1])
+    begins, sizes = inside_starts(target, starts, target.operand_shapes[1])
     pads = []
-    for axis, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+    for axis, (start, size) in enumerate(zip(begins, sizes, strict=True)):
         room = START if start is START else size_of(x, axis) - size
         pads.append(tf.stack([start, room - start]))
     pads = tf.stack(pads)

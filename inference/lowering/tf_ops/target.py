@@ -1,6 +1,7 @@
 """The target of the walk that computes in TensorFlow, while a tf.function is traced."""
 
 import operator
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Self, TypeGuard
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 from inference.lowering.equations import ELEMENTWISE
 from inference.lowering.tf_ops.elementwise import NARROW, Tensor
+from inference.lowering.tf_ops.layers import FOLDS
 from inference.lowering.tf_ops.pending import Pending, Result, resolved
 from inference.lowering.value import Aval, Size, Value, evaluate, symbols
 from inference.lowering.walk import Lowering, Missing, Target
@@ -51,8 +53,9 @@ class TfTarget(Target):
         self.within_kept = False  # whether an op that reads such a weight is being computed
 
     def operand(self, value: Value) -> Result:
-        if isinstance(value.data, Pending) and value.uses > 1 and not value.data.shared:
-            value.data = value.data.tensor()
+        data = value.data
+        if isinstance(data, Pending) and value.uses > 1 and not data.shared:
+            value.data = data.tensor()
         is_narrow = value.constant and value.dtype.name in NARROW
         return value.data.astype(np.float32) if is_narrow else value.data
 
@@ -104,7 +107,7 @@ class TfTarget(Target):
             for aval in target.out:
                 if aval.dtype.name not in TYPES:
                     target.refuse(name, f"of {aval.dtype}")
-            if not getattr(function, "folds", False):
+            if function not in FOLDS:
                 operands, params = jax.tree.map(resolved, (operands, params), is_leaf=is_pending)
             # What is computed within an op, as in a loop, may be in a graph of its own.
             outer = self.within_kept
@@ -142,7 +145,5 @@ def is_refusal(error: Exception) -> bool:
     """Whether TensorFlow raised the error; any other error is our own bug."""
     if isinstance(error, tf.errors.OpError):
         return True
-    trace = error.__traceback__
-    while trace.tb_next:
-        trace = trace.tb_next
-    return trace.tb_frame.f_globals.get("__name__", "").startswith("tensorflow.")
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_globals.get("__name__", "").startswith("tensorflow.")
