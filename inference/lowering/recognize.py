@@ -45,12 +45,11 @@ from inference.lowering.small_arrays import (
     difference,
     evaluate,
     is_float,
-    is_one,
     is_view,
     number,
     samples,
 )
-from inference.lowering.value import Atom, Shape, aval_of, is_key
+from inference.lowering.value import Atom, Shape, aval_of, is_key, is_one
 from model.layers.op import marked_p
 from utils import counts_of_scan, first_line
 

@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from numpy.typing import ArrayLike
 from scipy import special
 
-from inference.lowering.value import Atom, Size, aval_of
+from inference.lowering.value import Atom, Size, aval_of, is_one
 
 SMALL = 3
 SAMPLES = 48
@@ -134,10 +134,6 @@ def is_view(eqn: JaxprEqn) -> bool:
         before, after = ([n for n in shape if not is_one(n)] for shape in shapes)
         return before == after
     return name in VIEWS
-
-
-def is_one(size: Size) -> bool:
-    return isinstance(size, int) and size == 1
 
 
 def is_float(dtype: DTypeLike) -> bool:

@@ -20,7 +20,10 @@ PRIMITIVES = {
     name: function for file in WITH_PRIMITIVES for name, function in file.PRIMITIVES.items()
 }
 # uint64 is computed in int64, whose order and quotients are others from 2**63 on
-ORDERED = ["lt", "le", "gt", "ge", "max", "min", "clamp", "div", "rem", "sort", "top_k", "argmax"]
-ORDERED += ["argmin", "reduce_max", "reduce_min", "cummax", "cummin"]
-ORDERED += ["reduce_window_max", "reduce_window_min"]
-PRIMITIVES |= {name: elementwise.never_of_uint64(name, PRIMITIVES[name]) for name in ORDERED}
+ORDERED = """
+    lt le gt ge max min clamp div rem sort top_k argmax argmin reduce_max reduce_min cummax cummin
+    reduce_window_max reduce_window_min
+"""
+PRIMITIVES |= {
+    name: elementwise.never_of_uint64(name, PRIMITIVES[name]) for name in ORDERED.split()
+}

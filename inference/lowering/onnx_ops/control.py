@@ -90,7 +90,7 @@ def scan(t: OnnxTarget, *operands: Value, length: Size, **params: Any) -> Sequen
         add_outputs(t, values(steps(t, *operands, length=length, **params), avals))
     with t.scope() as none:
         add_outputs(t, [*start, *map(no_rows, avals[num_carry:])])
-    has_steps = t.Greater(t.Squeeze(t.size(length)), np.int64(0))
+    has_steps = t.Greater(t.scalar(length), np.int64(0))
     names = t.add_several("If", len(avals), has_steps, then_branch=some, else_branch=none)
     return values(names, avals)
 

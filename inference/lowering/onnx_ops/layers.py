@@ -20,11 +20,9 @@ from inference.lowering.walk import Lowering
 
 
 def linear(t: OnnxTarget, params: Params, x: Value) -> Tensor:
-    if "bias" not in params:
-        return t.MatMul(x, params["weight"])
-    if len(x.shape) == 2:
+    if "bias" in params and len(x.shape) == 2:
         return t.Gemm(x, params["weight"], params["bias"])
-    return t.Add(t.MatMul(x, params["weight"]), params["bias"])
+    return project(t, params, x)
 
 
 def linears(t: OnnxTarget, layers: Sequence[Params], x: Value) -> list[Tensor]:
@@ -141,7 +139,7 @@ def recurrent(
         other = t.Concat(zeros[:, dim:], own, axis=1)
     else:
         other = zeros
-    most = np.int32(steps) if is_number(steps) else free_length(t, steps)
+    most = np.int32(steps) if is_number(steps) else t.to(t.scalar(steps), np.int32)
     used = None
     if lengths is not None:
         used = t.Clip(t.cast(lengths, np.int32), np.int32(0), most)
@@ -162,11 +160,6 @@ def recurrent(
     y = t.Transpose(t.Squeeze(y, np.array([1])), perm=(1, 0, 2))  # (T, 1, B, D) -> (B, T, D)
     results: list[Tensor] = [y, t.Squeeze(last, np.array([0]))]
     return [t.to(each, out) for each in results] if out != dtype else results
-
-
-def free_length(t: OnnxTarget, steps: Size) -> Tensor:
-    """A free size as the int32 number that Clip takes."""
-    return t.to(t.Squeeze(t.size(steps), np.array([0])), np.int32)
 
 
 def rows(t: OnnxTarget, value: Value, order: Sequence[int]) -> Tensor:
@@ -274,8 +267,7 @@ def earlier(t: OnnxTarget, length: Size, context_length: Size) -> Tensor:
     if is_number(length) and is_number(context_length):
         return constant(np.tril(np.ones((length, context_length), bool)))
     rows, columns = (
-        t.Range(np.int64(0), t.Squeeze(t.size(size), np.array([0])), np.int64(1))
-        for size in (length, context_length)
+        t.Range(np.int64(0), t.scalar(size), np.int64(1)) for size in (length, context_length)
     )
     return t.GreaterOrEqual(t.Unsqueeze(rows, np.array([1])), columns)
 

@@ -343,7 +343,10 @@ def window_op(op: str | None, combine: str, start: Callable[[np.dtype], np.ndarr
         has_node = is_plain and 0 < len(axes) == len(x.shape) - 2
         if op and has_node and is_allowed(window_dimensions, padding, x.shape, window_strides):
             window, stride, pads = zip(*(per_axis[axis] for axis in axes), strict=True)
-            return one_node(t, op, x, axes, window, stride, pads)
+            if op == "MaxPool":
+                return pooled(t, op, x, axes, window, stride, pads)
+            mean = pooled(t, op, x, axes, window, stride, pads, count_include_pad=1)
+            return t.Mul(mean, np.asarray(np.prod(window), x.dtype))
         return by_slices(t, combine, start(x.dtype), x, *geometry, base_dilation, window_dilation)
 
     return function
@@ -364,21 +367,6 @@ def is_allowed(
             lax.padtype_to_pads(sizes, window, strides, "SAME")
         )
     return all(0 <= p < size for size, pads in zip(window, padding, strict=True) for p in pads)
-
-
-def one_node(
-    t: OnnxTarget,
-    op: str,
-    x: Value,
-    axes: Sequence[int],
-    window: Sequence[int],
-    stride: Sequence[int],
-    pads: Pads,
-) -> Tensor:
-    if op == "MaxPool":
-        return pooled(t, op, x, axes, window, stride, pads)
-    mean = pooled(t, op, x, axes, window, stride, pads, count_include_pad=1)
-    return t.Mul(mean, np.asarray(np.prod(window), x.dtype))
 
 
 def by_slices(

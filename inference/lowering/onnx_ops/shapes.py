@@ -14,7 +14,6 @@ from numpy.typing import DTypeLike
 
 from inference.lowering.onnx_ops.elementwise import WIDER, where, wide
 from inference.lowering.onnx_ops.target import (
-    Input,
     OnnxTarget,
     Tensor,
 )
@@ -165,13 +164,13 @@ def iota(
     if is_number(size):
         numbers = constant(np.arange(size, dtype=dtype).reshape(along))
     else:
-        scalar = t.Squeeze(t.size(size), np.array([0]))
-        numbers = t.reshape(t.to(t.Range(np.int64(0), scalar, np.int64(1)), dtype), along)
+        count = t.Range(np.int64(0), t.scalar(size), np.int64(1))
+        numbers = t.reshape(t.to(count, dtype), along)
     return t.Expand(numbers, t.shape(shape)) if len(shape) > 1 else numbers
 
 
 def dim_as_value(t: OnnxTarget, *, dim: Size, **_: object) -> Tensor:
-    return t.to(t.Squeeze(t.size(dim), np.array([0])), t.out[0].dtype)
+    return t.to(t.scalar(dim), t.out[0].dtype)
 
 
 @dataclass
@@ -221,12 +220,7 @@ def clamped(t: OnnxTarget, start: Tensor, limit: Size) -> Tensor:
             return start
     if is_number(limit):
         return t.Clip(start, np.int64(0), np.int64(limit))
-    return t.Max(t.Min(start, scalar(t, limit)), np.int64(0))
-
-
-def scalar(t: OnnxTarget, size: Size) -> Input:
-    """A size as a tensor without axes."""
-    return np.int64(size) if is_number(size) else t.Squeeze(t.size(size), np.array([0]))
+    return t.Max(t.Min(start, t.scalar(limit)), np.int64(0))
 
 
 def inside(t: OnnxTarget, windows: Windows, starts: Starts) -> Tensor | None:
@@ -240,7 +234,7 @@ def inside(t: OnnxTarget, windows: Windows, starts: Starts) -> Tensor | None:
             and np.all((start.data >= 0) & (start.data <= limit))
         ):
             continue
-        is_below = t.LessOrEqual(start, scalar(t, limit))
+        is_below = t.LessOrEqual(start, t.scalar(limit))
         fits = t.And(t.GreaterOrEqual(start, np.int64(0)), is_below)
         result = fits if result is None else t.And(result, fits)
     return result

@@ -228,6 +228,12 @@ class OnnxTarget(Target):
         with self.outermost():  # so that subgraphs can read it as well
             return evaluate(dimension, self.symbol, operations)
 
+    def scalar(self, dimension: Size) -> Input:
+        """A dimension as a tensor without axes."""
+        if is_number(dimension):
+            return np.int64(dimension)
+        return self.Squeeze(self.size(dimension), np.array([0]))
+
     def symbol(self, name: str) -> str:
         """What a symbol stands for: the size of an input along an axis, divided by its factor."""
         source, axis, factor = self.symbols[name]

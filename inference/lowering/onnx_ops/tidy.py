@@ -2,6 +2,7 @@
 before it, as batch norm into a Conv.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -150,7 +151,7 @@ CHANNELS = {"Conv": (1, 0), "ConvTranspose": (1, 1), "Gemm": (-1, 1), "MatMul": 
 def fold(t: OnnxTarget, graph: Scope) -> None:
     """Fold each Mul and Add into the product before it, where nothing else reads that product."""
     makers = {name: node for node in graph.nodes for name in node.outputs}
-    reads = read_counts(graph)
+    reads = Counter(uses(graph))
     for node in list(graph.nodes):
         if node.op not in ("Mul", "Add"):
             continue
@@ -163,22 +164,6 @@ def fold(t: OnnxTarget, graph: Scope) -> None:
         product.outputs = node.outputs
         makers[node.outputs[0]] = product
         graph.nodes.remove(node)
-
-
-def read_counts(scope: Scope) -> dict[str, int]:
-    """{name: how often it is read}, including reads in subgraphs."""
-    counts = dict.fromkeys([name for node in scope.nodes for name in node.outputs], 0)
-
-    def count(scope: Scope) -> None:
-        for name in [*scope.outputs, *(name for node in scope.nodes for name in node.inputs)]:
-            counts[name] = counts.get(name, 0) + 1
-        for node in scope.nodes:
-            for value in node.attributes.values():
-                if isinstance(value, Scope):
-                    count(value)
-
-    count(scope)
-    return counts
 
 
 def operands(t: OnnxTarget, node: Node, makers: dict[str, Node]) -> tuple[Node, str] | None:

@@ -179,10 +179,6 @@ def power(target: "TfTarget", x: Tensor, y: Tensor) -> Tensor:
     return tf.pow(left(x, y), y)
 
 
-def rsqrt(target: "TfTarget", x: Tensor, **_: object) -> Tensor:
-    return inverse_root(x)
-
-
 def inverse_root(x: Tensor, before: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
     """1 / sqrt(x), which TFLite computes as nan where x is 0; there it is 1 / before(x)."""
     result = tf.math.rsqrt(x)
@@ -576,17 +572,17 @@ def real_dft(target: "TfTarget", x: Tensor) -> Tensor:
 
 
 def bitcast(target: "TfTarget", x: Tensor, *, new_dtype: np.dtype) -> Tensor:
-    if is_bool(x) or np.dtype(new_dtype) == bool or new_dtype.itemsize != target_size(x):
+    if (
+        is_bool(x)
+        or np.dtype(new_dtype) == bool
+        or new_dtype.itemsize != np.dtype(x.dtype.name).itemsize
+    ):
         target.refuse("bitcast_convert_type", f"of {x.dtype.name} to {np.dtype(new_dtype)}")
     return tf.bitcast(x, new_dtype)
 
 
-def target_size(x: Tensor) -> int:
-    return np.dtype(x.dtype.name).itemsize
-
-
 WIDENED = {
-    **{"sub": subtract, "exp": exp, "log": log, "rsqrt": rsqrt},
+    **{"sub": subtract, "exp": exp, "log": log, "rsqrt": plain(inverse_root)},
     **{"rem": remainder, "pow": power, "integer_pow": integer_pow, "select_n": select_n},
     **{"max": maximum, "min": minimum, "clamp": clamp, "is_finite": is_finite, "round": rounded},
     **{"eq": equal, "ne": not_equal, "eq_to": equal_in_total_order},
@@ -609,14 +605,6 @@ PRIMITIVES = {
 }
 
 
-def relu(target: "TfTarget", x: Tensor) -> Tensor:
-    return tf.nn.relu(x)
-
-
-def leaky_relu(target: "TfTarget", x: Tensor, slope: float) -> Tensor:
-    return tf.nn.leaky_relu(x, slope)
-
-
 def elu(target: "TfTarget", x: Tensor, alpha: float) -> Tensor:
     if alpha == 1:
         return tf.nn.elu(x)
@@ -633,10 +621,6 @@ def gelu(target: "TfTarget", x: Tensor) -> Tensor:
 
 def gelu_tanh(target: "TfTarget", x: Tensor) -> Tensor:
     return tf.nn.gelu(x, approximate=True)
-
-
-def sigmoid(target: "TfTarget", x: Tensor) -> Tensor:
-    return tf.sigmoid(x)
 
 
 def silu(target: "TfTarget", x: Tensor) -> Tensor:
@@ -660,24 +644,12 @@ def mish(target: "TfTarget", x: Tensor) -> Tensor:
     return x * tf.tanh(softplus(target, x))
 
 
-def softmax(target: "TfTarget", x: Tensor) -> Tensor:
-    return tf.nn.softmax(x)
-
-
-def log_softmax(target: "TfTarget", x: Tensor) -> Tensor:
-    return tf.nn.log_softmax(x)
-
-
 def softmax_along(target: "TfTarget", x: Tensor, axis: int) -> Tensor:
     return tf.nn.softmax(x, axis)
 
 
 def log_softmax_along(target: "TfTarget", x: Tensor, axis: int) -> Tensor:
     return tf.nn.log_softmax(x, axis)
-
-
-def relu6(target: "TfTarget", x: Tensor) -> Tensor:
-    return tf.nn.relu6(x)
 
 
 def hard_tanh(target: "TfTarget", x: Tensor) -> Tensor:
@@ -695,10 +667,10 @@ def soft_sign(target: "TfTarget", x: Tensor) -> Tensor:
 
 
 LAYERS = {
-    f.__name__: f
-    for f in (
-        *(relu, leaky_relu, elu, gelu, gelu_tanh, sigmoid, silu, hard_sigmoid, hard_swish),
-        *(softplus, mish, softmax, log_softmax, softmax_along, log_softmax_along),
-        *(relu6, hard_tanh, selu, soft_sign),
-    )
+    **{"relu": plain(tf.nn.relu), "relu6": plain(tf.nn.relu6), "sigmoid": plain(tf.sigmoid)},
+    **{"softmax": plain(tf.nn.softmax), "log_softmax": plain(tf.nn.log_softmax)},
+    **{"leaky_relu": plain(tf.nn.leaky_relu), "elu": elu, "gelu": gelu, "gelu_tanh": gelu_tanh},
+    **{"silu": silu, "hard_sigmoid": hard_sigmoid, "hard_swish": hard_swish, "mish": mish},
+    **{"softplus": softplus, "hard_tanh": hard_tanh, "selu": selu, "soft_sign": soft_sign},
+    **{"softmax_along": softmax_along, "log_softmax_along": log_softmax_along},
 }

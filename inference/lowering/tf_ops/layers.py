@@ -239,7 +239,7 @@ def mixed(x: Tensor, matrix: np.ndarray, bias: np.ndarray | None = None) -> Tens
 
 
 def scaled(target: "TfTarget", x: Tensor, scale: Tensor, bias: Tensor | None = None) -> Result:
-    shift: Any = 0 * scale if bias is None else bias
+    shift: Tensor = 0 * scale if bias is None else bias
     if is_constant(scale, shift):
         return Scaled(x, scale, shift, target.products)
     return x * scale + shift
