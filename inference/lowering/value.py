@@ -1,5 +1,5 @@
-"""Values of the walk: constants, and handles of what the target will compute; and their sizes,
-which may be symbolic, as JAX writes them.
+"""Values of the walk, which are constants or handles of what the target will compute, and their
+sizes, which may be symbols of JAX.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""Elementwise ops: arithmetic, comparisons, bits, conversions and special functions.
+"""Elementwise ops: activations, arithmetic, comparisons, bits, conversions and special functions.
 
 Their operands have one dtype and broadcast. The special functions that ONNX lacks are computed with
 the polynomials of XLA.

@@ -1,4 +1,5 @@
-"""Elementwise arithmetic, comparisons, bits, selections, conversions and special functions.
+"""Activations and other elementwise ops: arithmetic, comparisons, bits, selections, conversions
+and special functions.
 
 TFLite computes in float32, int32 and int64. Narrower integers are cast to a wider dtype, and the
 results back, so that an overflow wraps around as in JAX. For an infinite constant, TensorFlow's

@@ -1,4 +1,4 @@
-"""Layers with weights, normalizations, and pooling.
+"""Layers with weights, normalizations, pooling, and attention, for which TFLite has no op.
 
 In a normalization, one number per row is slow where a row has few channels, since XNNPACK
 broadcasts it row by row. With few channels, the mean of a row is therefore computed as a product
