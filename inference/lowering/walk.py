@@ -180,7 +180,7 @@ class Walk:
         self.place = outer_place
         return [read(atom) for atom in jaxpr.outvars]
 
-    def equation(self, eqn: JaxprEqn, operands: Sequence[Value]) -> Sequence[Value]:
+    def equation(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
         """The results of one equation."""
         name = eqn.primitive.name
         if name in CALLS:
@@ -207,7 +207,7 @@ class Walk:
             return self.rewritten(name, function, operands)
         return self.primitive(eqn, operands)
 
-    def marked(self, eqn: JaxprEqn, operands: Sequence[Value]) -> list[Value]:
+    def marked(self, eqn: JaxprEqn, operands: list[Value]) -> list[Value]:
         """An `@op` function, as one op where the target has it."""
         params = eqn.params
         function = self.target.layers.get(op_name(params["function"]))
@@ -217,7 +217,7 @@ class Walk:
         results = function(self.target_of(eqn, operands), *args, **kwargs)
         return self.results(eqn, operands, jax.tree.leaves(results))
 
-    def primitive(self, eqn: JaxprEqn, operands: Sequence[Value]) -> list[Value]:
+    def primitive(self, eqn: JaxprEqn, operands: list[Value]) -> list[Value]:
         """A primitive, computed by the function of the table."""
         name = eqn.primitive.name
         function = self.target.table.get(name)
@@ -252,7 +252,7 @@ class Walk:
             for result, var in zip(results, eqn.outvars, strict=True)
         ]
 
-    def complex_equation(self, eqn: JaxprEqn, operands: Sequence[Value]) -> list[Value]:
+    def complex_equation(self, eqn: JaxprEqn, operands: list[Value]) -> list[Value]:
         """The results of an equation with complex numbers, each of which is a Pair of Values."""
         if can_fold(eqn, operands):
             return fold(eqn, operands)
