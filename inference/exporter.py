@@ -20,8 +20,7 @@ from inference import quantize_onnx, quantize_tflite
 from inference.child import Child
 from inference.demo.page import write_demo
 from inference.load import Exportable
-from inference.lowering.compared import equal_sizes
-from inference.lowering.trace import UNBATCHED, describe, named, of_batch, trace
+from inference.lowering.trace import UNBATCHED, describe, equal_sizes, named, of_batch, trace
 from inference.lowering.walk import Missing
 from inference.metadata import add_metadata, commit_of, facts_of, size_names
 from inference.packages import needed

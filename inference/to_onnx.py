@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from inference.lowering.complex_numbers import is_complex_type
 from inference.lowering.onnx_ops import LAYERS, PRIMITIVES
-from inference.lowering.onnx_ops.graph import graph_proto
-from inference.lowering.onnx_ops.target import OnnxTarget
+from inference.lowering.onnx_ops.target import OnnxTarget, graph_proto
 from inference.lowering.onnx_ops.tidy import tidy
 from inference.lowering.trace import Traced
 from inference.lowering.walk import Walk, located

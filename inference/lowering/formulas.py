@@ -1,55 +1,71 @@
 """The functions of other libraries that the tables have as one op, for `recognize`."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import JaxprEqn
+from jax.typing import ArrayLike
+from jaxtyping import Array
 
+from inference.lowering.value import Aval
 from model.layers import activations as ours
 from model.layers.norm import by_statistics, group_norm, layer_norm, rms_norm, standardize
 from model.layers.op import op
+
+Choice: TypeAlias = dict[str, Any]
 
 # Ops for which model/layers has no layer.
 
 
 @op(any_rank=True)
-def relu6(x):
+def relu6(x: Array) -> Array:
     return jax.nn.relu6(x)
 
 
 @op(any_rank=True)
-def selu(x):
+def selu(x: Array) -> Array:
     return jax.nn.selu(x)
 
 
 @op(any_rank=True)
-def soft_sign(x):
+def soft_sign(x: Array) -> Array:
     return jax.nn.soft_sign(x)
 
 
 @op(any_rank=True)
-def hard_tanh(x):
+def hard_tanh(x: Array) -> Array:
     return jax.nn.hard_tanh(x)
 
 
 @op
-def logsumexp(x, *, axes):
+def logsumexp(x: Array, *, axes: tuple[int, ...]) -> Array:
     return jax.nn.logsumexp(x, axes)
 
 
 @op
-def softmax_along(x, *, axis):
+def softmax_along(x: Array, *, axis: int) -> Array:
     return jax.nn.softmax(x, axis)
 
 
 @op
-def log_softmax_along(x, *, axis):
+def log_softmax_along(x: Array, *, axis: int) -> Array:
     return jax.nn.log_softmax(x, axis)
 
 
 @op
-def weighted_mean(q, k, v, mask=None, bias=None, *, causal, scale, lowest):
+def weighted_mean(
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None = None,
+    bias: Array | None = None,
+    *,
+    causal: bool,
+    scale: float,
+    lowest: float | None,
+) -> Array:
     """Attention without its projections, for arrays of (batch, position, head, feature).
 
     The mask and the bias broadcast to (batch, head, position of q, position of k); the score of a
@@ -62,6 +78,7 @@ def weighted_mean(q, k, v, mask=None, bias=None, *, causal, scale, lowest):
         past = jnp.tril(jnp.ones(scores.shape[-2:], bool))
         mask = past if mask is None else past & mask
     if mask is not None:
+        assert lowest is not None
         scores = jnp.where(mask, scores, lowest)
     return jnp.einsum("bhts,bshc->bthc", jax.nn.softmax(scores), v)
 
@@ -84,20 +101,20 @@ class Formula(NamedTuple):
     definition: Callable | None = None
 
 
-def reduced_axes(aval, eqns):
+def reduced_axes(aval: Aval, eqns: Sequence[JaxprEqn]) -> list[Choice]:
     """The axes over which the equations reduce an array like x."""
     names = {"reduce_sum", "reduce_max"}
     found = {tuple(x.params["axes"]) for x in eqns if x.primitive.name in names}
     return [{"axes": tuple(map(int, axes))} for axes in found]
 
 
-def reduced_axis(aval, eqns):
+def reduced_axis(aval: Aval, eqns: Sequence[JaxprEqn]) -> list[Choice]:
     """The same for a single axis, counted from the last one."""
     axes = [choice["axes"] for choice in reduced_axes(aval, eqns)]
     return [{"axis": axis[0] - len(aval.shape)} for axis in axes if len(axis) == 1]
 
 
-def params_of(x, scale=1, bias=0):
+def params_of(x: Array, scale: ArrayLike = 1, bias: ArrayLike = 0) -> dict[str, Array]:
     """The params of a norm that has perhaps no scale or bias."""
     weights = {"scale": scale, "bias": bias}
     return {
@@ -106,32 +123,34 @@ def params_of(x, scale=1, bias=0):
     }
 
 
-def channels_at_any_axis(function):
+def channels_at_any_axis(function: Callable[..., Array]) -> Callable[..., Array]:
     """The function of an x with the channels last, for x with the channels at `axis`."""
 
-    def moved(x, *args, axis, **kwargs):
+    def moved(x: Array, *args: Array, axis: int, **kwargs: Any) -> Array:
         return jnp.moveaxis(function(jnp.moveaxis(x, axis, -1), *args, **kwargs), -1, axis)
 
     return moved
 
 
-def either_axis(aval, eqns):
+def either_axis(aval: Aval, eqns: Sequence[JaxprEqn]) -> list[Choice]:
     return [{"axis": -1}, {"axis": 1}] if len(aval.shape) > 2 else [{"axis": -1}]
 
 
 @channels_at_any_axis
-def affine(x, mean, std=1, inverse=1, **weights):
+def affine(
+    x: Array, mean: Array, std: ArrayLike = 1, inverse: ArrayLike = 1, **weights: Array
+) -> Array:
     """Batch normalization with given statistics."""
     params = params_of(x, **weights)
     params["scale"] = params["scale"] * inverse / std
     return by_statistics(params, {"mean": mean, "var": jnp.ones_like(mean)}, x, eps=0.0)
 
 
-def root_mean_square(x, eps, **weights):
+def root_mean_square(x: Array, eps: Any, **weights: Array) -> Array:
     return rms_norm({"scale": params_of(x, **weights)["scale"]}, x, eps=eps)
 
 
-def standardized(x, eps, axes, **weights):
+def standardized(x: Array, eps: Any, axes: tuple[int, ...], **weights: Array) -> Array:
     """Over the features or over the pixels."""
     params = params_of(x, **weights)
     if axes == (x.ndim - 1,):
@@ -139,29 +158,31 @@ def standardized(x, eps, axes, **weights):
     return group_norm(params, x, groups=x.shape[-1], eps=eps)
 
 
-def standardized_axes(aval, eqns):
+def standardized_axes(aval: Aval, eqns: Sequence[JaxprEqn]) -> list[Choice]:
     rank = len(aval.shape)
     known = ((rank - 1,), tuple(range(1, rank - 1)))
     return [choice for choice in reduced_axes(aval, eqns) if choice["axes"] in known]
 
 
-def definition_of_standardized(x, eps, axes, scale=1, bias=0):
+def definition_of_standardized(
+    x: Array, eps: Any, axes: tuple[int, ...], scale: ArrayLike = 1, bias: ArrayLike = 0
+) -> Array:
     return standardize(x, axes, eps) * scale + bias
 
 
 @channels_at_any_axis
-def by_groups(x, eps, groups, **weights):
+def by_groups(x: Array, eps: Any, groups: int, **weights: Array) -> Array:
     return group_norm(params_of(x, **weights), x, groups=groups, eps=eps)
 
 
 @channels_at_any_axis
-def definition_of_by_groups(x, eps, groups, scale, bias):
+def definition_of_by_groups(x: Array, eps: Any, groups: int, scale: Array, bias: Array) -> Array:
     grouped = x.reshape(*x.shape[:-1], groups, x.shape[-1] // groups)
     y = standardize(grouped, (*range(1, x.ndim - 1), x.ndim), eps)
     return y.reshape(x.shape) * scale + bias
 
 
-def groups_of_channels(aval, eqns):
+def groups_of_channels(aval: Aval, eqns: Sequence[JaxprEqn]) -> Iterator[Choice]:
     """The ways to split the last axis or the second one."""
     for shape in {x.params["new_sizes"] for x in eqns if x.primitive.name == "reshape"}:
         if len(shape) == len(aval.shape) + 1 > 3:

@@ -7,11 +7,16 @@ has one more axis, the last one, with the samples. All floats are float64.
 """
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 import numpy as np
-from jax.extend.core import Literal
+from jax.extend.core import JaxprEqn, Literal
+from jax.typing import DTypeLike
+from numpy.typing import ArrayLike
 from scipy import special
+
+from inference.lowering.value import Atom, Size, aval_of, is_one
 
 SMALL = 3
 SAMPLES = 48
@@ -36,7 +41,9 @@ OTHERS = {"integer_pow", "convert_element_type", "iota", "dim_as_value"}
 KNOWN = {*OPS, *REDUCTIONS, *VIEWS, *OTHERS}
 
 
-def evaluate(eqns, arrays, split=None):
+def evaluate(
+    eqns: Iterable[JaxprEqn], arrays: Mapping[Atom, np.ndarray], split: int | None = None
+) -> dict[Atom, np.ndarray]:
     """`arrays`, {variable: array}, with the results of these equations."""
     arrays = dict(arrays)
     for eqn in eqns:
@@ -45,8 +52,8 @@ def evaluate(eqns, arrays, split=None):
     return arrays
 
 
-def result(eqn, operands, split):
-    name, params, shape = eqn.primitive.name, eqn.params, eqn.outvars[0].aval.shape
+def result(eqn: JaxprEqn, operands: Sequence[np.ndarray], split: int | None) -> np.ndarray:
+    name, params, shape = eqn.primitive.name, eqn.params, aval_of(eqn.outvars[0]).shape
     if name in OPS:
         return OPS[name](*operands)
     if name == "dim_as_value":
@@ -65,7 +72,7 @@ def result(eqn, operands, split):
         wide = np.ones(len(shape) + 1, int)
         wide[[*params["broadcast_dimensions"], -1]] = x.shape
         return x.reshape(wide)
-    sizes = eqn.invars[0].aval.shape
+    sizes = aval_of(eqn.invars[0]).shape
     if name in RESHAPES:
         x = np.broadcast_to(x, [*(small(n, split) for n in sizes), x.shape[-1]])
         return x.reshape([*(small(n, split) for n in shape), x.shape[-1]])
@@ -74,18 +81,20 @@ def result(eqn, operands, split):
     return REDUCTIONS[name](x, tuple(params["axes"])) * factor
 
 
-def small(size, split):
+def small(size: Size, split: int | None) -> int:
     if is_one(size):
         return 1
     return SMALL**2 if isinstance(size, int) and size == split else SMALL
 
 
-def number(value):
+def number(value: ArrayLike) -> np.ndarray:
     array = np.asarray(value)
     return (array.astype(np.float64) if is_float(array.dtype) else array).reshape(1)
 
 
-def samples(x, weights, numbers, split=None):
+def samples(
+    x: Atom, weights: Sequence[Atom], numbers: Iterable[float], split: int | None = None
+) -> dict[Atom, np.ndarray]:
     """{variable: random array} for an array x and for weights.
 
     The samples of x are of many magnitudes: those of `numbers`, too, which may be bounds. Each is
@@ -95,7 +104,7 @@ def samples(x, weights, numbers, split=None):
     magnitudes = [*np.geomspace(100, 1e-9, SAMPLES), *(2 * abs(n) for n in numbers), 0.0]
     magnitudes = np.array([sign * size for size in magnitudes for sign in (1, -1)])
     x_shape, *shapes = [
-        [*(small(n, split) for n in var.aval.shape), len(magnitudes)] for var in (x, *weights)
+        [*(small(n, split) for n in aval_of(var).shape), len(magnitudes)] for var in (x, *weights)
     ]
     array = (random.normal(size=x_shape) + 2) * magnitudes
     array.flat[:UNUSUAL] = np.nan, -np.inf
@@ -104,7 +113,7 @@ def samples(x, weights, numbers, split=None):
     )
 
 
-def difference(x, y):
+def difference(x: np.ndarray, y: np.ndarray) -> float:
     """The largest difference between two results for `samples`.
 
     It is relative to the largest number for inputs of the same magnitude.
@@ -117,20 +126,16 @@ def difference(x, y):
     return np.max(gap / np.maximum(size, 1e-30))
 
 
-def is_view(eqn):
+def is_view(eqn: JaxprEqn) -> bool:
     """Whether an equation only adds, drops, repeats or reorders axes."""
     name = eqn.primitive.name
     if name in RESHAPES:
-        shapes = [var.aval.shape for var in (*eqn.invars, *eqn.outvars)]
+        shapes = [aval_of(var).shape for var in (*eqn.invars, *eqn.outvars)]
         before, after = ([n for n in shape if not is_one(n)] for shape in shapes)
         return before == after
     return name in VIEWS
 
 
-def is_one(size):
-    return isinstance(size, int) and size == 1
-
-
-def is_float(dtype):
+def is_float(dtype: DTypeLike) -> bool:
     """Whether a dtype is one of floats, also for bfloat16, which is not one of NumPy's."""
-    return jax.dtypes.issubdtype(dtype, np.floating)
+    return jax.numpy.issubdtype(dtype, np.floating)

@@ -1,7 +1,19 @@
 """Smaller kernels with the same results: without the taps that only read padding."""
 
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
-def trimmed(weight, size, stride, pads, dilation):
+Pads: TypeAlias = Sequence[Sequence[Any]]  # numbers before and after, along each axis
+Padding: TypeAlias = str | int | Sequence[Any]  # of a layer: "SAME", "VALID", or numbers
+
+
+def trimmed(
+    weight: Any,
+    size: Sequence[Any],
+    stride: Sequence[int],
+    pads: Pads,
+    dilation: Sequence[int],
+) -> tuple[Any, Pads]:
     """(weight, pads) of a convolution over images of this size, without taps that read no pixel.
 
     A 7x7 kernel over 3x3 pixels becomes 5x5, and over a single pixel 1x1.
@@ -16,7 +28,9 @@ def trimmed(weight, size, stride, pads, dilation):
     return weight, tuple(trimmed_pads)
 
 
-def used_taps(kernel, size, stride, pads, dilation):
+def used_taps(
+    kernel: int, size: int, stride: int, pads: Sequence[int], dilation: int
+) -> tuple[int, int, Sequence[int]]:
     """(first, end, pads) of the taps along one axis that read a pixel for at least one output."""
     out = (sum(pads) + size - dilation * (kernel - 1) - 1) // stride + 1
     reads = [

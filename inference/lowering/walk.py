@@ -21,16 +21,17 @@ import linecache
 import re
 import traceback
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias
 
 import jax
 import numpy as np
 from jax.extend import source_info_util
-from jax.extend.core import Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from inference.lowering.complex_numbers import Pair, is_complex, is_complex_type, on_pairs
-from inference.lowering.dims import fix_of_size
 from inference.lowering.equations import (
     CALLS,
     ELEMENTWISE,
@@ -42,11 +43,26 @@ from inference.lowering.equations import (
     needed_equations,
     open_jaxpr,
     passes_operands,
+    rewrite,
 )
-from inference.lowering.rewrites import rewrite
-from inference.lowering.value import Value, broadcast, constant, joint_shape
+from inference.lowering.value import (
+    Aval,
+    Shape,
+    Value,
+    aval_of,
+    broadcast,
+    constant,
+    fix_of_size,
+    joint_shape,
+)
 from model.layers.op import filled, marked_p
 from utils import PACKAGE, UserError, first_line
+
+if TYPE_CHECKING:
+    from inference.lowering.trace import Traced
+
+# (target, *operands, **params) -> one result, or a list of results
+Lowering: TypeAlias = Callable[..., Any]
 
 # The ops of these modules have the name of their function.
 OURS = (f"{PACKAGE}model.layers.", f"{PACKAGE}inference.lowering.")
@@ -55,40 +71,36 @@ OURS = (f"{PACKAGE}model.layers.", f"{PACKAGE}inference.lowering.")
 class Missing(UserError):
     """A primitive that the target's table lacks."""
 
-    def __init__(self, primitive, place):
+    def __init__(self, primitive: str, place: str) -> None:
         super().__init__(f"{primitive} ({place or 'the model'}{source_line(place)})")
         self.primitive, self.place = primitive, place
 
 
-def source_line(place):
+def source_line(place: str) -> str:
     """The line of code at a place, since a user may have written `inv` where JAX computes `lu`."""
     match = re.match(r"(.+):(\d+):\d+ ", f"{place} ")
     line = match and linecache.getline(match[1], int(match[2])).strip()
     return f": {line}" if line else ""
 
 
-@contextmanager
-def located(walk):
-    """Name the user's line in an error of a table's function that is not made for users."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:  # a combination of operands that the table does not handle
-        *_, frame = traceback.extract_tb(error.__traceback__)
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        where = f"{Path(frame.filename).name}:{frame.lineno}"
-        # JAX has two classes of this name, of which one is public.
-        is_free = type(error).__name__ == "InconclusiveDimensionOperation"
-        fix = f"; {fix_of_size(error, walk.target.symbols)}" if is_free else ""
-        message = f"cannot convert {walk.place or 'the model'}: {reason} ({where}){fix}"
-        raise UserError(message) from error
-
-
 class Target:
     """What all targets have in common: `walk` is the walk that computes with the target."""
 
-    def with_results(self, avals, operands=()):
+    layers: Mapping[str, Lowering]
+    table: Mapping[str, Lowering]
+    symbols: Mapping[str, tuple[str, int, int]]
+    walk: "Walk"
+    out: Sequence[Aval]  # the results of one call of a table's function
+    operand_shapes: Sequence[Shape]
+    operand_names: set[str]
+
+    def operand(self, value: Value) -> Any:
+        raise NotImplementedError
+
+    def expanded(self, value: Value) -> Any:
+        raise NotImplementedError
+
+    def with_results(self, avals: Sequence[Aval], operands: Sequence[Value] = ()) -> Self:
         """The target for one call of a table's function, whose results have these types."""
         target = copy.copy(self)
         target.out = avals
@@ -96,7 +108,7 @@ class Target:
         target.operand_names = {value.name for value in operands}
         return target
 
-    def refuse(self, name, what):
+    def refuse(self, name: str, what: str) -> NoReturn:
         """Raise Missing for a variant of a primitive that the table cannot express."""
         raise Missing(f"{name} {what}", self.walk.place)
 
@@ -104,13 +116,13 @@ class Target:
 class Walk:
     """Walks jaxprs and has the target compute everything that is not constant."""
 
-    def __init__(self, target):
+    def __init__(self, target: Target) -> None:
         self.target = target
         self.place = ""  # the user's line for the current equation; JAX's own code has its caller's
         self.fixed_place = ""  # the user's line during equations that this project adds
         target.walk = self
 
-    def outputs(self, traced, inputs):
+    def outputs(self, traced: "Traced", inputs: Mapping[str, Any]) -> dict[str, Value]:
         """{name: Value} for each output of a traced function; `inputs` are {name: handle}."""
         weights = [constant(array, name) for name, array in traced.weights.items()]
         values = [
@@ -124,13 +136,13 @@ class Walk:
                 raise Missing(f"{value.dtype} numbers as the output {name!r}", place)
         return dict(zip(traced.outputs, results, strict=True))
 
-    def call(self, jaxpr, *operands):
+    def call(self, jaxpr: Jaxpr | ClosedJaxpr, *operands: Any) -> list[Any]:
         """Runs a jaxpr from within a table's function: same form of operands and results."""
         params = open_jaxpr(jaxpr).invars
-        values = [self.value(x, var.aval) for x, var in zip(operands, params, strict=True)]
+        values = [self.value(x, aval_of(var)) for x, var in zip(operands, params, strict=True)]
         return [self.whole(value) for value in self.jaxpr(jaxpr, values)]
 
-    def value(self, result, aval, **attributes):
+    def value(self, result: Any, aval: Aval | Value, **attributes: Any) -> Value:
         """A Value of a table function's result, or operand."""
         if isinstance(result, Value):
             return result
@@ -139,7 +151,7 @@ class Walk:
             attributes["data_shape"] = result.shape
         return Value(result, aval.shape, aval.dtype, **attributes)
 
-    def jaxpr(self, jaxpr, values):
+    def jaxpr(self, jaxpr: Jaxpr | ClosedJaxpr, values: Sequence[Value]) -> list[Value]:
         """The results of a jaxpr, open or closed, for these values of its arguments."""
         consts, jaxpr = getattr(jaxpr, "consts", ()), open_jaxpr(jaxpr)
         env = dict(zip(jaxpr.constvars, map(constant, consts), strict=True))
@@ -152,9 +164,9 @@ class Walk:
         for var, value in env.items():
             value.uses += uses[var]
 
-        def read(atom):
+        def read(atom: Var | Literal) -> Value:
             if isinstance(atom, Literal):
-                return constant(np.asarray(atom.val, atom.aval.dtype))
+                return constant(np.asarray(atom.val, aval_of(atom).dtype))
             return env[atom]
 
         outer_place = self.place
@@ -168,7 +180,7 @@ class Walk:
         self.place = outer_place
         return [read(atom) for atom in jaxpr.outvars]
 
-    def equation(self, eqn, operands):
+    def equation(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
         """The results of one equation."""
         name = eqn.primitive.name
         if name in CALLS:
@@ -195,7 +207,7 @@ class Walk:
             return self.rewritten(name, function, operands)
         return self.primitive(eqn, operands)
 
-    def marked(self, eqn, operands):
+    def marked(self, eqn: JaxprEqn, operands: list[Value]) -> list[Value]:
         """An `@op` function, as one op where the target has it."""
         params = eqn.params
         function = self.target.layers.get(op_name(params["function"]))
@@ -205,7 +217,7 @@ class Walk:
         results = function(self.target_of(eqn, operands), *args, **kwargs)
         return self.results(eqn, operands, jax.tree.leaves(results))
 
-    def primitive(self, eqn, operands):
+    def primitive(self, eqn: JaxprEqn, operands: list[Value]) -> list[Value]:
         """A primitive, computed by the function of the table."""
         name = eqn.primitive.name
         function = self.target.table.get(name)
@@ -222,19 +234,25 @@ class Walk:
         results = results if eqn.primitive.multiple_results else [results]
         return self.results(eqn, operands, results, data_shape)
 
-    def target_of(self, eqn, operands):
+    def target_of(self, eqn: JaxprEqn, operands: Sequence[Value]) -> Target:
         """The target for the table's function of an equation."""
-        return self.target.with_results([var.aval for var in eqn.outvars], operands)
+        return self.target.with_results([aval_of(var) for var in eqn.outvars], operands)
 
-    def results(self, eqn, operands, results, data_shape=None):
+    def results(
+        self,
+        eqn: JaxprEqn,
+        operands: Sequence[Value],
+        results: Sequence[Any],
+        data_shape: Shape | None = None,
+    ) -> list[Value]:
         """The results of a table's function, as Values."""
         attributes = {"data_shape": data_shape, "origin": (eqn, operands)}
         return [
-            self.value(result, var.aval, **attributes)
+            self.value(result, aval_of(var), **attributes)
             for result, var in zip(results, eqn.outvars, strict=True)
         ]
 
-    def complex_equation(self, eqn, operands):
+    def complex_equation(self, eqn: JaxprEqn, operands: list[Value]) -> list[Value]:
         """The results of an equation with complex numbers, each of which is a Pair of Values."""
         if can_fold(eqn, operands):
             return fold(eqn, operands)
@@ -246,12 +264,12 @@ class Walk:
             raise Missing(f"{name} of complex numbers", self.place)
         leaves, tree = jax.tree.flatten([self.parts(value) for value in operands])
         results = self.rewritten(name, lambda *xs: function(*jax.tree.unflatten(tree, xs)), leaves)
-        aval = eqn.outvars[0].aval
+        aval = aval_of(eqn.outvars[0])
         if not is_complex_type(aval.dtype):
             return results
         return [Value(Pair(*results), aval.shape, aval.dtype, origin=(eqn, operands))]
 
-    def parts(self, value):
+    def parts(self, value: Value) -> Value | Pair:
         """A complex Value as a Pair of real ones; a real one is returned unchanged."""
         if not is_complex_type(value.dtype):
             return value
@@ -259,7 +277,9 @@ class Walk:
             return value.data
         return Pair(constant(np.real(value.data)), constant(np.imag(value.data)))
 
-    def rewritten(self, name, function, operands):
+    def rewritten(
+        self, name: str, function: Callable[..., Any], operands: Sequence[Value]
+    ) -> list[Value]:
         """The results of a primitive as those of a function in JAX of these Values."""
         avals = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in operands]
         try:
@@ -272,7 +292,7 @@ class Walk:
         self.fixed_place = outer
         return results
 
-    def whole(self, value):
+    def whole(self, value: Value) -> Any:
         """An operand for a table's function, with every delayed broadcast carried out."""
         if value.data_shape == value.shape:
             return self.target.operand(value)
@@ -283,15 +303,15 @@ class Walk:
         value = Value(data, value.shape, value.dtype, name=value.name, origin=value.origin)
         return self.target.operand(value)
 
-    def broadcast_in_dim(self, eqn, value):
+    def broadcast_in_dim(self, eqn: JaxprEqn, value: Value) -> Value:
         """Adds an axis of size 1 for each new axis, and delays the rest of the broadcast."""
-        shape, axes = eqn.outvars[0].aval.shape, eqn.params["broadcast_dimensions"]
+        shape, axes = aval_of(eqn.outvars[0]).shape, eqn.params["broadcast_dimensions"]
         data_shape = [1] * len(shape)
         for axis, size in zip(axes, value.data_shape, strict=True):
             data_shape[axis] = size
         return self.reshaped(value, tuple(data_shape), shape)
 
-    def reshaped(self, value, data_shape, shape):
+    def reshaped(self, value: Value, data_shape: Shape, shape: Shape) -> Value:
         """The value with its data in another shape."""
         data = value.data
         if data_shape != value.data_shape and value.constant:
@@ -305,21 +325,39 @@ class Walk:
         attributes = {"name": value.name, "data_shape": data_shape, "origin": value.origin}
         return Value(data, shape, value.dtype, **attributes)
 
-    def mean(self, total, count):
+    def mean(self, total: Value, count: Value) -> Value | None:
         """A sum divided by the number of its terms, as a mean; None where it is something else."""
         if "mean" not in self.target.table or not total.origin:
             return None
         eqn, operands = total.origin
         if not divisor_of_mean(eqn, operands, count):
             return None
-        aval = eqn.outvars[0].aval
+        aval = aval_of(eqn.outvars[0])
         operand = self.whole(operands[0])
         target = self.target_of(eqn, operands)
         mean = target.table["mean"](target, operand, axes=eqn.params["axes"])
         return self.reshaped(self.value(mean, aval), total.data_shape, total.shape)
 
 
-def op_name(function):
+@contextmanager
+def located(walk: Walk) -> Iterator[None]:
+    """Name the user's line in an error of a table's function that is not made for users."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # a combination of operands that the table does not handle
+        *_, frame = traceback.extract_tb(error.__traceback__)
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        where = f"{Path(frame.filename).name}:{frame.lineno}"
+        # JAX has two classes of this name, of which one is public.
+        is_free = type(error).__name__ == "InconclusiveDimensionOperation"
+        fix = f"; {fix_of_size(error, walk.target.symbols)}" if is_free else ""
+        message = f"cannot convert {walk.place or 'the model'}: {reason} ({where}){fix}"
+        raise UserError(message) from error
+
+
+def op_name(function: Callable[..., Any]) -> str:
     """The name of an `@op` function in `layers`."""
     module, name = function.__module__, function.__name__
     return name if str(module).startswith(OURS) else f"{module}.{name}"

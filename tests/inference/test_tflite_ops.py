@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax import core
 
-from inference.lowering.dims import evaluate
 from inference.lowering.trace import symbol, trace
+from inference.lowering.value import evaluate
 from inference.lowering.walk import Missing
 from inference.runtimes import open_model
 from inference.to_onnx import write_onnx

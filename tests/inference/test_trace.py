@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from inference.lowering.compared import equal_sizes
 from inference.lowering.onnx_ops import PRIMITIVES
-from inference.lowering.trace import trace
+from inference.lowering.trace import equal_sizes, trace
 from inference.runtimes import open_model
 from inference.sizes import free_axes, free_shapes, parse_free
 from inference.to_onnx import write_onnx

@@ -1,13 +1,17 @@
-"""Elementwise ops: arithmetic, comparisons, bits, conversions and special functions.
+"""Elementwise ops: activations, arithmetic, comparisons, bits, conversions and special functions.
 
 Their operands have one dtype and broadcast. The special functions that ONNX lacks are computed with
 the polynomials of XLA.
 """
 
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
+from jax.extend.core import JaxprEqn
 
 from inference.lowering.approximations import (
     ERF_INV_ABOVE_5,
@@ -15,29 +19,118 @@ from inference.lowering.approximations import (
     ERFC_ABOVE_2,
     ERFC_BELOW_2,
 )
-from inference.lowering.dims import is_number
-from inference.lowering.onnx_ops.activations import erf
-from inference.lowering.onnx_ops.graph import stored_type, tensor_type
-from inference.lowering.value import Value
-from inference.lowering.walk import op_name
+from inference.lowering.onnx_ops.target import (
+    Input,
+    OnnxTarget,
+    Result,
+    Tensor,
+    stored_type,
+    tensor_type,
+)
+from inference.lowering.value import Value, is_number
+from inference.lowering.walk import Lowering, op_name
 from model.layers.op import marked_p
+
+
+def in_result_type(function: Lowering) -> Lowering:
+    """The function for operands cast to the dtype of the result: JAX promotes integers."""
+
+    def promoting(t: OnnxTarget, *operands: Any, **params: Any) -> Result:
+        def promoted(x: Any) -> Any:
+            return t.cast(x, t.out[0].dtype) if isinstance(x, Value) else x
+
+        return function(t, *jax.tree.map(promoted, operands), **params)
+
+    return promoting
+
+
+def activation(op: str, **attributes: Any) -> Lowering:
+    """The function of an activation that is one node."""
+    return in_result_type(lambda t, x, **_: t.add(op, x, **attributes))
+
+
+def gelu(t: OnnxTarget, x: Value) -> Tensor:
+    if t.opset >= 20 and x.dtype != np.float64:
+        return t.Gelu(x)
+    normal = t.Add(erf(t, t.Mul(x, math.sqrt(0.5))), 1.0)
+    return t.Mul(t.Mul(x, 0.5), normal)
+
+
+def gelu_tanh(t: OnnxTarget, x: Value) -> Tensor:
+    if t.opset >= 20 and x.dtype != np.float64:
+        return t.Gelu(x, approximate="tanh")
+    cubic = t.Add(x, t.Mul(t.Mul(t.Mul(x, x), x), 0.044715))
+    curve = t.Tanh(t.Mul(cubic, math.sqrt(2 / math.pi)))
+    return t.Mul(t.Mul(x, 0.5), t.Add(curve, 1.0))
+
+
+def erf(t: OnnxTarget, x: Tensor) -> Tensor:
+    """ONNX Runtime has Erf only in float32."""
+    if t.out[0].dtype != np.float64:
+        return t.Erf(x)
+    return t.to(t.Erf(t.to(x, np.float32)), np.float64)
+
+
+def leaky_relu(t: OnnxTarget, x: Value, slope: Value | float) -> Tensor:
+    if isinstance(slope, Value):  # a learned slope
+        return t.Where(t.GreaterOrEqual(x, 0.0), x, t.Mul(x, slope))
+    return t.LeakyRelu(x, alpha=float(slope))
+
+
+def silu(t: OnnxTarget, x: Value) -> Tensor:
+    return t.Mul(x, t.Sigmoid(x))
+
+
+def logsumexp(t: OnnxTarget, x: Value, axes: Sequence[int]) -> Tensor:
+    """The maximum is subtracted first: ONNX Runtime subtracts 0 instead if one number is -inf."""
+    along, limits = np.array(axes), np.finfo(stored_type(x.dtype))
+    highest = t.ReduceMax(x, along, keepdims=1)
+    bound = t.Clip(highest, float(limits.min), float(limits.max))
+    result = t.Add(t.ReduceLogSumExp(t.Sub(x, bound), along, keepdims=1), bound)
+    return t.Squeeze(result, along)
+
+
+LAYERS = {
+    "relu": activation("Relu"),
+    "leaky_relu": in_result_type(leaky_relu),
+    "elu": in_result_type(lambda t, x, alpha: t.Elu(x, alpha=float(alpha))),
+    "gelu": in_result_type(gelu),
+    "gelu_tanh": in_result_type(gelu_tanh),
+    "sigmoid": activation("Sigmoid"),
+    "silu": in_result_type(silu),
+    "hard_sigmoid": activation("HardSigmoid", alpha=1 / 6, beta=0.5),
+    "hard_swish": activation("HardSwish"),
+    "tanh": activation("Tanh"),
+    "softplus": activation("Softplus"),
+    "mish": activation("Mish"),
+    "softmax": activation("Softmax", axis=-1),
+    "log_softmax": activation("LogSoftmax", axis=-1),
+    "softmax_along": lambda t, x, axis: t.Softmax(x, axis=axis),
+    "log_softmax_along": lambda t, x, axis: t.LogSoftmax(x, axis=axis),
+    "relu6": lambda t, x: t.Clip(x, 0.0, 6.0),
+    "hard_tanh": lambda t, x: t.Clip(x, -1.0, 1.0),
+    "logsumexp": logsumexp,
+    "selu": activation("Selu"),
+    "soft_sign": activation("Softsign"),
+}
+
 
 # ONNX Runtime does not compute in these dtypes. Operands are cast to the wider one and results are
 # cast back, so that an overflow wraps around as in JAX.
-WIDER = dict.fromkeys(["int8", "int16", "uint8", "uint16"], np.int32)
-WIDER |= dict.fromkeys(["uint32", "uint64"], np.int64)
+WIDER = dict.fromkeys(["int8", "int16", "uint8", "uint16"], np.dtype(np.int32))
+WIDER |= dict.fromkeys(["uint32", "uint64"], np.dtype(np.int64))
 
 
-def node(op):
+def node(op: str) -> Lowering:
     """The function of a primitive that is one node."""
 
-    def function(t, *operands, **_):
+    def function(t: OnnxTarget, *operands: Value, **_: object) -> Tensor:
         return wide(t, lambda *xs: t.add(op, *xs), *operands)
 
     return function
 
 
-def wide(t, compute, *operands):
+def wide(t: OnnxTarget, compute: Callable[..., Tensor], *operands: Value) -> Tensor:
     """`compute`, applied to operands in a dtype that ONNX Runtime computes in."""
     dtype = WIDER.get(operands[0].dtype.name)
     if dtype is None:
@@ -46,17 +139,17 @@ def wide(t, compute, *operands):
     return result if t.out[0].dtype == bool else t.to(result, t.out[0].dtype)
 
 
-def where(t, condition, x, y):
+def where(t: OnnxTarget, condition: Input, x: Value, y: Value) -> Tensor:
     """x or y, which have one dtype, in a dtype for which ONNX Runtime has a Where."""
     dtype = np.dtype(np.int32 if x.dtype == bool else WIDER.get(x.dtype.name, x.dtype))
     result = t.Where(condition, t.cast(x, dtype), t.cast(y, dtype))
     return result if dtype == x.dtype else t.to(result, x.dtype)
 
 
-def never_in_float64(function):
+def never_in_float64(function: Lowering) -> Lowering:
     """The function in float32 where the result is float64, which ONNX Runtime's node lacks."""
 
-    def narrow(t, *operands, **params):
+    def narrow(t: OnnxTarget, *operands: Any, **params: Any) -> Tensor:
         if t.out[0].dtype != np.float64:
             return function(t, *operands, **params)
         narrow_t = t.with_results([jax.ShapeDtypeStruct(t.out[0].shape, np.float32)])
@@ -65,10 +158,10 @@ def never_in_float64(function):
     return narrow
 
 
-def never_of_uint64(name, function):
+def never_of_uint64(name: str, function: Lowering) -> Lowering:
     """The function of a primitive, refused for operands in uint64."""
 
-    def refusing(t, *operands, **params):
+    def refusing(t: OnnxTarget, *operands: Value, **params: Any) -> Result:
         if any(x.dtype == np.uint64 for x in operands):
             t.refuse(name, "of uint64")
         return function(t, *operands, **params)
@@ -76,11 +169,11 @@ def never_of_uint64(name, function):
     return refusing
 
 
-def extreme(op):
+def extreme(op: str) -> Lowering:
     """The larger or smaller of two numbers."""
     compare = {"Max": "Greater", "Min": "Less"}[op]
 
-    def function(t, x, y):
+    def function(t: OnnxTarget, x: Value, y: Value) -> Tensor:
         if x.dtype != np.int64:
             return t.add(op, x, y)
         # ONNX Runtime's Max compares the lower halves of int64 as if they had signs.
@@ -89,10 +182,10 @@ def extreme(op):
     return lambda t, x, y, **_: wide(t, lambda a, b: function(t, a, b), x, y)
 
 
-def comparison(op):
+def comparison(op: str) -> Lowering:
     """A comparison; booleans are compared as integers."""
 
-    def function(t, x, y, **_):
+    def function(t: OnnxTarget, x: Value, y: Value, **_: object) -> Tensor:
         if x.dtype == bool and op != "Equal":
             x, y = t.cast(x, np.int32), t.cast(y, np.int32)
         return wide(t, lambda a, b: t.add(op, a, b), x, y)
@@ -100,11 +193,11 @@ def comparison(op):
     return function
 
 
-def different(t, x, y, **_):
+def different(t: OnnxTarget, x: Value, y: Value, **_: object) -> Tensor:
     return t.Not(PRIMITIVES["eq"](t, x, y))
 
 
-def divide(t, x, y, **_):
+def divide(t: OnnxTarget, x: Value, y: Value, **_: object) -> Tensor:
     """A division; an integer divided by 0 is -1, as in XLA."""
     if is_safe_divisor(y):
         return wide(t, t.Div, x, y)
@@ -113,7 +206,7 @@ def divide(t, x, y, **_):
     return t.to(t.Where(is_zero, np.int64(-1), result), x.dtype)
 
 
-def remainder(t, x, y, **_):
+def remainder(t: OnnxTarget, x: Value, y: Value, **_: object) -> Tensor:
     """The remainder with the sign of the dividend; for integers, that by 0 is the dividend."""
     if x.dtype == np.int64:  # Mod is computed in float64
         return t.Sub(x, t.Mul(divide(t, x, y), y))
@@ -123,29 +216,29 @@ def remainder(t, x, y, **_):
     return t.to(t.Where(is_zero, a, t.Mod(a, b, fmod=1)), x.dtype)
 
 
-def quotient(t, a, b):
+def quotient(t: OnnxTarget, a: Input, b: Input) -> Tensor:
     """a / b in int64; ONNX Runtime does not return from the lowest number by -1."""
     is_minus_one = t.Equal(b, np.int64(-1))
     return t.Where(is_minus_one, t.Neg(a), t.Div(a, t.Where(is_minus_one, np.int64(1), b)))
 
 
-def is_safe_divisor(y):
+def is_safe_divisor(y: Value) -> bool:
     """Whether ONNX Runtime divides by y; it does not return where an integer is divided by 0, or
     the lowest integer by -1."""
     return y.dtype.kind not in "iu" or (y.constant and not np.isin(y.data, [0, -1]).any())
 
 
-def safe_operands(t, x, y):
+def safe_operands(t: OnnxTarget, x: Value, y: Value) -> tuple[Value, Tensor, Tensor]:
     """(x, y, whether y is 0) in int64, which holds the quotient of narrower integers, with 1 in
     place of 0."""
     is_zero = t.Equal(t.cast(y, np.int64), np.int64(0))
     return t.cast(x, np.int64), t.Where(is_zero, np.int64(1), t.cast(y, np.int64)), is_zero
 
 
-def in_total_order(op):
+def in_total_order(op: str) -> Lowering:
     """A comparison in which nan is the largest number and equal to itself."""
 
-    def function(t, x, y, **_):
+    def function(t: OnnxTarget, x: Value, y: Value, **_: object) -> Tensor:
         result = comparison(op)(t, x, y)
         if x.dtype.kind in "biu" or (y.constant and not np.isnan(y.data).any()):
             return result
@@ -159,7 +252,7 @@ def in_total_order(op):
     return function
 
 
-def integer_pow(t, x, *, y, **_):
+def integer_pow(t: OnnxTarget, x: Value, *, y: int, **_: object) -> Tensor:
     if abs(y) in (2, 3):
         power = square(t, x) if abs(y) == 2 else wide(t, lambda a: t.Mul(t.Mul(a, a), a), x)
         return t.Reciprocal(power) if y < 0 else power
@@ -170,31 +263,28 @@ def integer_pow(t, x, *, y, **_):
     return wide(t, lambda a: t.Pow(a, np.asarray(y, a.dtype)), x)
 
 
-def multiplied(t, x, exponent):
+def multiplied(t: OnnxTarget, x: Tensor, exponent: int) -> Tensor:
     """A power by repeated squaring."""
-    result = None
-    while exponent:
-        if exponent % 2:
-            result = x if result is None else t.Mul(result, x)
-        exponent //= 2
-        x = t.Mul(x, x) if exponent else x
-    return result
+    if exponent == 1:
+        return x
+    rest = multiplied(t, t.Mul(x, x), exponent // 2)
+    return t.Mul(x, rest) if exponent % 2 else rest
 
 
-def power(t, x, y, **_):
+def power(t: OnnxTarget, x: Value, y: Value, **_: object) -> Tensor:
     return t.Pow(x, y)
 
 
-def square(t, x, **_):
+def square(t: OnnxTarget, x: Value, **_: object) -> Tensor:
     return wide(t, lambda a: t.Mul(a, a), x)
 
 
-def clamp(t, low, x, high, **_):
+def clamp(t: OnnxTarget, low: Value, x: Value, high: Value, **_: object) -> Tensor:
     above = Value(extreme("Max")(t, x, low), t.out[0].shape, x.dtype)
     return extreme("Min")(t, above, high)
 
 
-def select(t, which, *cases, **_):
+def select(t: OnnxTarget, which: Value, *cases: Value, **_: object) -> Tensor:
     """The case that a number, or a boolean, selects."""
     if which.dtype == bool:
         return where(t, which, cases[1], cases[0])
@@ -205,12 +295,12 @@ def select(t, which, *cases, **_):
     return chosen
 
 
-def is_finite(t, x, **_):
+def is_finite(t: OnnxTarget, x: Value, **_: object) -> Tensor:
     """Whether x - x is 0: inf - inf and nan - nan are nan."""
     return t.Equal(t.Sub(x, x), np.zeros((), stored_type(x.dtype)))
 
 
-def rounded(t, x, *, rounding_method, **_):
+def rounded(t: OnnxTarget, x: Value, *, rounding_method: lax.RoundingMethod, **_: object) -> Tensor:
     if int(rounding_method) == 1:
         return t.Round(x)  # half to even
     whole = t.Mul(t.Sign(x), t.Floor(t.Abs(x)))  # adding 0.5 first would round large numbers
@@ -218,38 +308,39 @@ def rounded(t, x, *, rounding_method, **_):
     return t.Where(is_near, whole, t.Add(whole, t.Sign(x)))
 
 
-def log(t, x, **_):
+def log(t: OnnxTarget, x: Value, **_: object) -> Tensor:
     """log(x); log(sigmoid(x)) is -softplus(-x), since ONNX Runtime's Sigmoid is 0 below -18."""
-    eqn, operands = x.origin or (None, ())
-    if x.dtype != np.float32 or not is_sigmoid(eqn) or operands[0].data_shape != x.data_shape:
-        return t.Log(x)
-    return t.Neg(t.Softplus(t.Neg(operands[0])))
+    if x.dtype == np.float32 and x.origin and is_sigmoid(x.origin[0]):
+        (operand,) = x.origin[1]
+        if operand.data_shape == x.data_shape:
+            return t.Neg(t.Softplus(t.Neg(operand)))
+    return t.Log(x)
 
 
-def is_sigmoid(eqn):
-    if eqn is None or eqn.primitive is not marked_p:
-        return eqn is not None and eqn.primitive.name == "logistic"
-    return op_name(eqn.params["function"]) == "sigmoid"
+def is_sigmoid(eqn: JaxprEqn) -> bool:
+    if eqn.primitive is marked_p:
+        return op_name(eqn.params["function"]) == "sigmoid"
+    return eqn.primitive.name == "logistic"
 
 
-def log1p(t, x, **_):
+def log1p(t: OnnxTarget, x: Value, **_: object) -> Tensor:
     """2 atanh(x / (2 + x)) near 0, where 1 + x would round x away."""
     near = t.Mul(t.Atanh(t.Div(x, t.Add(x, 2.0))), 2.0)
     return t.Where(t.Less(t.Abs(x), 0.5), near, t.Log(t.Add(x, 1.0)))
 
 
-def expm1(t, x, **_):
+def expm1(t: OnnxTarget, x: Value, **_: object) -> Tensor:
     """2 h / (1 - h) with h = tanh(x / 2) near 0, where exp(x) - 1 would round x away."""
     half = t.Tanh(t.Mul(x, 0.5))
     near = t.Div(t.Add(half, half), t.Sub(1.0, half))
     return t.Where(t.Less(t.Abs(x), 0.5), near, t.Sub(t.Exp(x), 1.0))
 
 
-def cube_root(t, x, **_):
+def cube_root(t: OnnxTarget, x: Value, **_: object) -> Tensor:
     return t.Mul(t.Sign(x), t.Pow(t.Abs(x), 1 / 3))
 
 
-def atan2(t, y, x, **_):
+def atan2(t: OnnxTarget, y: Value, x: Value, **_: object) -> Tensor:
     """The angle of the point (|x|, |y|), reflected to the quadrant of (x, y)."""
     rise, run = t.Abs(y), t.Abs(x)
     slope = t.Where(t.Equal(rise, run), 1.0, t.Div(rise, run))  # inf / inf would be nan
@@ -259,7 +350,7 @@ def atan2(t, y, x, **_):
     return t.Where(has_minus(t, y), t.Neg(angle), angle)
 
 
-def has_minus(t, x):
+def has_minus(t: OnnxTarget, x: Value) -> Tensor:
     """Whether x is less than 0, or -0."""
     return t.Less(t.Where(t.Equal(x, 0.0), t.Reciprocal(x), x), 0.0)
 
@@ -271,19 +362,19 @@ SAME_NAME = """
 """
 
 
-def bitwise(logical, op):
+def bitwise(logical: str, op: str) -> Lowering:
     """`logical` for booleans, `op` for integers."""
 
-    def function(t, *operands, **_):
+    def function(t: OnnxTarget, *operands: Value, **_: object) -> Tensor:
         return t.add(logical if operands[0].dtype == bool else op, *operands)
 
     return function
 
 
-def shift(direction):
+def shift(direction: str) -> Lowering:
     """ONNX shifts unsigned integers only."""
 
-    def function(t, x, count, **_):
+    def function(t: OnnxTarget, x: Value, count: Value, **_: object) -> Tensor:
         unsigned = np.dtype(f"uint{max(32, 8 * x.dtype.itemsize)}")
         same_size = np.dtype(f"uint{8 * x.dtype.itemsize}")
         bits = t.cast(t.cast(x, same_size), unsigned)
@@ -292,7 +383,7 @@ def shift(direction):
     return function
 
 
-def shift_right_arithmetic(t, x, count, **_):
+def shift_right_arithmetic(t: OnnxTarget, x: Value, count: Value, **_: object) -> Tensor:
     """Shifts the complement of a negative number, so that it keeps its sign."""
     if x.dtype.kind == "u":
         return shift("RIGHT")(t, x, count)
@@ -304,7 +395,7 @@ def shift_right_arithmetic(t, x, count, **_):
     return t.to(t.Where(is_negative, t.BitwiseNot(shifted), shifted), t.out[0].dtype)
 
 
-def population_count(t, x, **_):
+def population_count(t: OnnxTarget, x: Value, **_: object) -> Tensor:
     """The sum of all bits, each shifted to the lowest position."""
     size = 8 * x.dtype.itemsize
     bits = t.to(t.cast(x, np.dtype(f"uint{size}")), np.uint64)
@@ -314,7 +405,7 @@ def population_count(t, x, **_):
     return t.to(t.ReduceSum(ones, np.array([-1]), keepdims=0), t.out[0].dtype)
 
 
-def convert(t, x, *, new_dtype, **_):
+def convert(t: OnnxTarget, x: Value, *, new_dtype: np.dtype, **_: object) -> Tensor:
     dtype = np.dtype(t.checked(new_dtype))
     if dtype.kind == "b":
         return t.Not(t.Equal(x, np.zeros((), stored_type(x.dtype))))
@@ -323,22 +414,22 @@ def convert(t, x, *, new_dtype, **_):
     return t.cast(x, dtype)
 
 
-def to_integer(t, x, dtype):
+def to_integer(t: OnnxTarget, x: Value, dtype: np.dtype) -> Tensor:
     """Clamps to the range of the integer, and nan to 0; Cast leaves both undefined."""
     low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
     exact = np.dtype(np.float32 if dtype.itemsize < 4 else np.float64)
     x = t.cast(x, exact)
-    x = t.Where(t.IsNaN(x), np.zeros((), exact), x)
+    number = t.Where(t.IsNaN(x), np.zeros((), exact), x)
     if dtype.itemsize < 8:
-        return t.to(t.Min(t.Max(x, exact.type(low)), exact.type(high)), dtype)
+        return t.to(t.Min(t.Max(number, exact.type(low)), exact.type(high)), dtype)
     end = exact.type(2.0 ** (63 if dtype.kind == "i" else 64))  # high + 1: high is not a float64
-    inside = t.to(t.Min(t.Max(x, exact.type(low)), np.nextafter(end, 0)), dtype)
+    inside = t.to(t.Min(t.Max(number, exact.type(low)), np.nextafter(end, 0)), dtype)
     # Where is computed in int64, which it supports
     highest = np.asarray(high, dtype).astype(np.int64)
-    return t.to(t.Where(t.GreaterOrEqual(x, end), highest, t.to(inside, np.int64)), dtype)
+    return t.to(t.Where(t.GreaterOrEqual(number, end), highest, t.to(inside, np.int64)), dtype)
 
 
-def reduce_precision(t, x, *, exponent_bits, mantissa_bits):
+def reduce_precision(t: OnnxTarget, x: Value, *, exponent_bits: int, mantissa_bits: int) -> Tensor:
     """Casts to a dtype with these bits and back; subnormal numbers become 0, as in JAX."""
     narrow = {(5, 10): np.float16, (8, 7): jax.numpy.bfloat16}.get((exponent_bits, mantissa_bits))
     if narrow is None:
@@ -351,15 +442,15 @@ def reduce_precision(t, x, *, exponent_bits, mantissa_bits):
     return t.Where(t.Or(is_normal, t.IsNaN(rounded)), rounded, t.Mul(x, 0.0))
 
 
-def polynomial(t, x, coefficients):
+def polynomial(t: OnnxTarget, x: Input, coefficients: Sequence[float]) -> Input:
     """Horner's rule; the highest power comes first."""
-    total = coefficients[0]
+    total: Input = coefficients[0]
     for coefficient in coefficients[1:]:
         total = t.Add(t.Mul(total, x), coefficient)
     return total
 
 
-def erfc(t, x, **_):
+def erfc(t: OnnxTarget, x: Value, **_: object) -> Tensor:
     """Not computed as 1 - erf(x) for a large x, where the difference would be rounded to 0."""
     size = t.Max(t.Abs(x), 1.0)
     inverse = t.Reciprocal(size)
@@ -372,7 +463,7 @@ def erfc(t, x, **_):
     return t.Where(t.Less(t.Abs(x), 1.0), t.Sub(1.0, t.Erf(x)), far)
 
 
-def erf_inv(t, x, **_):
+def erf_inv(t: OnnxTarget, x: Value, **_: object) -> Tensor:
     w = t.Neg(t.Log(t.Mul(t.Sub(1.0, x), t.Add(1.0, x))))
     below = polynomial(t, t.Sub(w, 2.5), ERF_INV_BELOW_5)
     above = polynomial(t, t.Sub(t.Sqrt(t.Max(w, 5.0)), 3.0), ERF_INV_ABOVE_5)
@@ -380,7 +471,7 @@ def erf_inv(t, x, **_):
     return t.Where(t.Equal(t.Abs(x), 1.0), t.Mul(x, np.inf), result)
 
 
-def real_dft(t, x, **_):
+def real_dft(t: OnnxTarget, x: Value, **_: object) -> Tensor:
     """A DFT node, whose numbers have their two parts in the last axis and at least one axis before
     the one that it transforms."""
     if not is_number(x.shape[-1]):

@@ -2,13 +2,20 @@
 before it, as batch norm into a Conv.
 """
 
+from collections import Counter
+from collections.abc import Iterator
+
 import numpy as np
 
-from inference.lowering.dims import is_number, is_zero
-from inference.lowering.onnx_ops.graph import Node, Scope
+from inference.lowering.onnx_ops.target import (
+    Node,
+    OnnxTarget,
+    Scope,
+)
+from inference.lowering.value import is_number, is_zero
 
 
-def tidy(t):
+def tidy(t: OnnxTarget) -> None:
     """Reduce the graph to the fewest nodes that compute its outputs."""
     graph = t.scopes[0]
     drop_unused(graph)
@@ -23,7 +30,7 @@ def tidy(t):
     renumber(t, graph)
 
 
-def uses(scope):
+def uses(scope: Scope) -> Iterator[str]:
     """Every name that is read in a scope or in one of its subgraphs."""
     yield from scope.outputs
     for node in scope.nodes:
@@ -32,11 +39,11 @@ def uses(scope):
             yield from uses(subgraph)
 
 
-def subgraphs(node):
+def subgraphs(node: Node) -> list[Scope]:
     return [value for value in node.attributes.values() if isinstance(value, Scope)]
 
 
-def drop_unused(scope):
+def drop_unused(scope: Scope) -> None:
     """Drop the nodes that no output depends on."""
     used, kept = set(scope.outputs), []
     for node in reversed(scope.nodes):
@@ -50,7 +57,7 @@ def drop_unused(scope):
     scope.nodes = kept[::-1]
 
 
-def rename_outputs(t, graph):
+def rename_outputs(t: OnnxTarget, graph: Scope) -> None:
     """Give a node that computes an output the output's name, so that no Identity is needed."""
     makers = {name: node for node in graph.nodes for name in node.outputs}
     new_names = {}
@@ -67,7 +74,7 @@ def rename_outputs(t, graph):
             t.shapes[new] = t.shapes[old]
 
 
-def rename(scope, names):
+def rename(scope: Scope, names: dict[str, str]) -> None:
     for node in scope.nodes:
         node.inputs = [names.get(name, name) for name in node.inputs]
         node.outputs = [names.get(name, name) for name in node.outputs]
@@ -75,7 +82,7 @@ def rename(scope, names):
             rename(subgraph, names)
 
 
-def renumber(t, graph):
+def renumber(t: OnnxTarget, graph: Scope) -> None:
     """Name what is left as if nothing had been dropped: weights by path, other tensors by op."""
     used = set(uses(graph))
     t.taken = {*graph.inputs, *graph.outputs, *inner_names(graph)}
@@ -87,7 +94,7 @@ def renumber(t, graph):
     rename(graph, names | {name: t.name(op) for name, op in makers.items()})
 
 
-def inner_names(scope):
+def inner_names(scope: Scope) -> Iterator[str]:
     """The names of all tensors in subgraphs."""
     for node in scope.nodes:
         for inner in subgraphs(node):
@@ -96,7 +103,7 @@ def inner_names(scope):
             yield from inner_names(inner)
 
 
-def store_once(t, graph):
+def store_once(t: OnnxTarget, graph: Scope) -> None:
     """A weight that is read in both orders of its axes, as a tied embedding, is stored in one.
 
     The runtime transposes it once, when it loads the file.
@@ -113,7 +120,7 @@ def store_once(t, graph):
         graph.nodes.insert(0, node)
 
 
-def reshape_instead(t, node):
+def reshape_instead(t: OnnxTarget, node: Node) -> None:
     """A transposition that only moves axes of size 1 becomes a Reshape, which costs nothing."""
     shape, order = t.shapes.get(node.outputs[0]), node.attributes["perm"]
     if shape is None or sum(not is_number(d) for d in shape) > 1 or any(map(is_zero, shape)):
@@ -125,7 +132,7 @@ def reshape_instead(t, node):
         node.inputs = [node.inputs[0], t.weight(argument, "")]
 
 
-def join_reshapes(t, graph):
+def join_reshapes(t: OnnxTarget, graph: Scope) -> None:
     """Replace two Reshapes in a row by the second one."""
     sources = {}
     for node in graph.nodes:
@@ -141,49 +148,36 @@ def join_reshapes(t, graph):
 CHANNELS = {"Conv": (1, 0), "ConvTranspose": (1, 1), "Gemm": (-1, 1), "MatMul": (-1, 1)}
 
 
-def fold(t, graph):
+def fold(t: OnnxTarget, graph: Scope) -> None:
     """Fold each Mul and Add into the product before it, where nothing else reads that product."""
     makers = {name: node for node in graph.nodes for name in node.outputs}
-    reads = read_counts(graph)
+    reads = Counter(uses(graph))
     for node in list(graph.nodes):
         if node.op not in ("Mul", "Add"):
             continue
-        product, by = operands(t, node, makers)
-        if product is None or reads[product.outputs[0]] > 1 or not absorb(t, node.op, product, by):
+        found = operands(t, node, makers)
+        if found is None:
+            continue
+        product, by = found
+        if reads[product.outputs[0]] > 1 or not absorb(t, node.op, product, by):
             continue
         product.outputs = node.outputs
         makers[node.outputs[0]] = product
         graph.nodes.remove(node)
 
 
-def read_counts(scope):
-    """{name: how often it is read}, including reads in subgraphs."""
-    counts = dict.fromkeys([name for node in scope.nodes for name in node.outputs], 0)
-
-    def count(scope):
-        for name in [*scope.outputs, *(name for node in scope.nodes for name in node.inputs)]:
-            counts[name] = counts.get(name, 0) + 1
-        for node in scope.nodes:
-            for value in node.attributes.values():
-                if isinstance(value, Scope):
-                    count(value)
-
-    count(scope)
-    return counts
-
-
-def operands(t, node, makers):
-    """The product that a node scales or shifts and the constant's name, or (None, None)."""
+def operands(t: OnnxTarget, node: Node, makers: dict[str, Node]) -> tuple[Node, str] | None:
+    """The product that a node scales or shifts and the constant's name, or None."""
     for name, by in (node.inputs, node.inputs[::-1]):
         maker = makers.get(name)
         if by not in t.weights or maker is None or maker.op not in CHANNELS:
             continue
         if all(x in t.weights for x in maker.inputs[1:]):
             return maker, by
-    return None, None
+    return None
 
 
-def absorb(t, op, product, by):
+def absorb(t: OnnxTarget, op: str, product: Node, by: str) -> bool:
     """Change the product's constants by `op` with the constant `by`; False if it cannot be done."""
     weight = t.weights[product.inputs[1]]
     is_matrix = product.op in ("Gemm", "MatMul")
@@ -210,7 +204,7 @@ def absorb(t, op, product, by):
     return True
 
 
-def by_channel(array, rank, axis, channels):
+def by_channel(array: np.ndarray, rank: int, axis: int, channels: int) -> np.ndarray | None:
     """A constant as one number per channel; None where it is something else."""
     if array.ndim > rank or rank < 2:
         return None

@@ -5,19 +5,16 @@ a TFLite builtin. Importing this package imports TensorFlow.
 """
 
 from inference.lowering.tf_ops import (
-    activations,
-    attention,
     control,
     elementwise,
-    indexing,
     layers,
     products,
     reductions,
     shapes,
 )
 
-WITH_LAYERS = [activations, attention, layers]
-WITH_PRIMITIVES = [control, elementwise, indexing, products, reductions, shapes]
+WITH_LAYERS = [elementwise, layers]
+WITH_PRIMITIVES = [control, elementwise, products, reductions, shapes]
 LAYERS = {name: function for file in WITH_LAYERS for name, function in file.LAYERS.items()}
 PRIMITIVES = {
     name: function for file in WITH_PRIMITIVES for name, function in file.PRIMITIVES.items()

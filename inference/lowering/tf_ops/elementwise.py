@@ -1,4 +1,5 @@
-"""Elementwise arithmetic, comparisons, bits, selections, conversions and special functions.
+"""Activations and other elementwise ops: arithmetic, comparisons, bits, selections, conversions
+and special functions.
 
 TFLite computes in float32, int32 and int64. Narrower integers are cast to a wider dtype, and the
 results back, so that an overflow wraps around as in JAX. For an infinite constant, TensorFlow's
@@ -7,9 +8,12 @@ converter writes the largest finite number, so what is compared with one is comp
 
 import functools
 import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
+from jax import lax
 
 from inference.lowering.approximations import (
     ERF_ABOVE,
@@ -21,22 +25,35 @@ from inference.lowering.approximations import (
     ERFC_BELOW_2,
 )
 from inference.lowering.complex_numbers import dft_matrix
+from inference.lowering.walk import Lowering
 
-WIDER = {**dict.fromkeys(("int8", "uint8", "int16", "uint16"), "int32"), "uint32": "int64"}
-WIDER_TO_MOVE = {"int16": "int32", "uint16": "int32", "uint32": "int64"}  # no Slice, no Transpose
+if TYPE_CHECKING:
+    from inference.lowering.tf_ops.target import TfTarget
+
+Tensor: TypeAlias = Any  # a tensor, or the array of a constant; TensorFlow has no complete types
+
+WIDER: dict[str, Any] = {
+    **dict.fromkeys(("int8", "uint8", "int16", "uint16"), "int32"),
+    "uint32": "int64",
+}
+WIDER_TO_MOVE: dict[str, Any] = {
+    "int16": "int32",
+    "uint16": "int32",
+    "uint32": "int64",
+}  # no Slice, no Transpose
 NARROW = {"float16", "bfloat16"}  # stored as float32: TFLite ops support nothing narrower
 PRECISIONS = {(8, 7): "bfloat16", (5, 10): "float16"}  # (exponent bits, mantissa bits)
 
 
-def widened(function, wider=WIDER):
+def widened(function: Lowering, wider: Mapping[str, Any] = WIDER) -> Lowering:
     """The function for operands cast to the wider dtype; its result is cast back."""
 
     @functools.wraps(function)
-    def call(target, *operands, **params):
+    def call(target: "TfTarget", *operands: Tensor, **params: Any) -> Tensor | list[Tensor]:
         if wider.keys().isdisjoint(x.dtype.name for x in operands):
             return function(target, *operands, **params)
-        operands = [tf.cast(x, wider.get(x.dtype.name, x.dtype)) for x in operands]
-        results = function(target, *operands, **params)
+        wide = [tf.cast(x, wider.get(x.dtype.name, x.dtype)) for x in operands]
+        results = function(target, *wide, **params)
         if isinstance(results, list | tuple):
             pairs = zip(results, target.out, strict=True)
             return [tf.cast(x, aval.dtype) for x, aval in pairs]
@@ -45,34 +62,34 @@ def widened(function, wider=WIDER):
     return call
 
 
-def where(condition, x, y):
+def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """x or y, which have one dtype; TFLite has no selection of uint8."""
     if (wider := WIDER.get(x.dtype.name)) is None:
         return tf.where(condition, x, y)
     return tf.cast(tf.where(condition, tf.cast(x, wider), tf.cast(y, wider)), x.dtype)
 
 
-def is_float(x):
+def is_float(x: Tensor) -> bool:
     return x.dtype.name == "float32"
 
 
-def is_bool(x):
+def is_bool(x: Tensor) -> bool:
     return x.dtype.name == "bool"
 
 
-def plain(function):
+def plain(function: Callable[..., Tensor]) -> Lowering:
     """A TensorFlow function with the same meaning as a primitive."""
     return lambda target, *operands, **_: function(*operands)
 
 
-def is_transposed(x, depth=8):
+def is_transposed(x: Tensor, depth: int = 8) -> bool:
     """Whether a transposition is among the last ops that compute x."""
     if depth == 0 or not tf.is_tensor(x):
         return False
     return x.op.type == "Transpose" or any(is_transposed(y, depth - 1) for y in x.op.inputs)
 
 
-def left(constant, x):
+def left(constant: Tensor, x: Tensor) -> Tensor:
     """A constant as the left operand of x where their order matters.
 
     The converter moves transpositions behind elementwise ops and exchanges the operands: 1 / x.T
@@ -83,16 +100,19 @@ def left(constant, x):
     return tf.cast(tf.logical_or(x > 0, x <= 0), x.dtype) * constant
 
 
-def subtract(target, x, y):
+def subtract(target: "TfTarget", x: Tensor, y: Tensor) -> Tensor:
     return left(x, y) - y
 
 
-def divide(target, x, y):
+def divide(target: "TfTarget", x: Tensor, y: Tensor) -> Tensor:
     """Division; it truncates integers, as in TFLite, which only divides signed 32-bit ones."""
     if is_float(x):
-        if isinstance(y, np.ndarray) and not y.all():
-            target.refuse("div", "by a constant 0, for which the converter puts a finite number")
-        if tf.is_tensor(y) and y.op.type == "Sqrt":  # the converter makes it an RSQRT
+        if isinstance(y, np.ndarray):
+            if not y.all():
+                target.refuse(
+                    "div", "by a constant 0, for which the converter puts a finite number"
+                )
+        elif y.op.type == "Sqrt":  # the converter makes it an RSQRT
             inverse = inverse_root(y.op.inputs[0])
             return inverse if np.all(tf.get_static_value(x) == 1) else x * inverse
         # The converter makes x / (norm + 1e-12) an op that divides by no less than 1e-6.
@@ -109,25 +129,25 @@ def divide(target, x, y):
     return tf.where(tf.equal(y, 0), np.int32(-1), quotient)
 
 
-def is_near_root(y):
+def is_near_root(y: Tensor) -> bool:
     """Whether y is a square root that is limited, or to which something is added."""
     if not tf.is_tensor(y) or y.op.type not in ("AddV2", "Maximum", "Reshape"):
         return False
     return any(x.op.type == "Sqrt" or is_near_root(x) for x in y.op.inputs)
 
 
-def is_safe_divisor(y):
+def is_safe_divisor(y: Tensor) -> bool:
     return is_float(y) or (isinstance(y, np.ndarray) and not np.isin(y, [0, -1]).any())
 
 
-def one_instead(y):
+def one_instead(y: Tensor) -> Tensor:
     """y with 1 in place of 0 and -1."""
     one = np.ones((), y.dtype.name)
     y = tf.where(tf.equal(y, np.zeros((), y.dtype.name)), one, y)
     return y if y.dtype.name == "uint32" else tf.where(tf.equal(y, -one), one, y)
 
 
-def divide_unsigned(x, y):
+def divide_unsigned(x: Tensor, y: Tensor) -> Tensor:
     """x // y from x // 2, which fits a signed number; 2 * (x // 2 // y) may be 1 too small."""
     half = tf.cast(tf.bitwise.right_shift(x, np.ones((), np.uint32)), tf.int32)
     x, y = tf.cast(x, tf.int64), tf.cast(y, tf.int64)
@@ -138,7 +158,7 @@ def divide_unsigned(x, y):
     return tf.cast(tf.where(fits, quotient, tf.cast(x >= y, tf.int64)), tf.uint32)
 
 
-def remainder(target, x, y):
+def remainder(target: "TfTarget", x: Tensor, y: Tensor) -> Tensor:
     """The remainder with the sign of x; for integers, that by 0 is x."""
     divisor = y if is_safe_divisor(y) else one_instead(y)
     if x.dtype.name == "int32":  # of which the lowest number has no magnitude
@@ -149,22 +169,18 @@ def remainder(target, x, y):
     return result if divisor is y else tf.where(tf.equal(y, np.zeros((), y.dtype.name)), x, result)
 
 
-def magnitude(x):
+def magnitude(x: Tensor) -> Tensor:
     return tf.maximum(x, -x) if x.dtype.name == "int64" else tf.abs(x)
 
 
-def power(target, x, y):
+def power(target: "TfTarget", x: Tensor, y: Tensor) -> Tensor:
     if isinstance(y, np.ndarray) and np.all(y == -0.5):  # the converter makes it an RSQRT
         return inverse_root(x, tf.abs)
     y = tf.cast(y, x.dtype)
     return tf.pow(left(x, y), y)
 
 
-def rsqrt(target, x, **_):
-    return inverse_root(x)
-
-
-def inverse_root(x, before=lambda x: x):
+def inverse_root(x: Tensor, before: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
     """1 / sqrt(x), which TFLite computes as nan where x is 0; there it is 1 / before(x)."""
     result = tf.math.rsqrt(x)
     if is_positive(x):
@@ -173,7 +189,7 @@ def inverse_root(x, before=lambda x: x):
     return tf.where(tf.equal(x, np.float32(0)), left(np.float32(1), zeros) / zeros, result)
 
 
-def is_positive(x):
+def is_positive(x: Tensor) -> bool:
     """Whether x cannot be 0, as a variance to which a number is added; unknown is False."""
     if not tf.is_tensor(x):
         return bool(np.all(x > 0))
@@ -184,12 +200,12 @@ def is_positive(x):
     return x.op.type in ("Add", "AddV2", "Maximum") and has_positive
 
 
-def exp(target, x, **_):
+def exp(target: "TfTarget", x: Tensor, **_: object) -> Tensor:
     """TFLite's op is 0 where x is nan."""
     return tf.where(tf.equal(x, x), tf.exp(x), x)
 
 
-def integer_pow(target, x, *, y):
+def integer_pow(target: "TfTarget", x: Tensor, *, y: int) -> Tensor:
     """A power by repeated squaring."""
     result, factor, exponent = None, x, abs(y)
     while exponent:
@@ -200,7 +216,7 @@ def integer_pow(target, x, *, y):
     return divide(target, np.ones((), np.float32), result) if y < 0 else result
 
 
-def maximum(target, x, y):
+def maximum(target: "TfTarget", x: Tensor, y: Tensor) -> Tensor:
     """nan if either operand is; TFLite's op passes on nan only from its first operand."""
     if is_bool(x):
         return tf.logical_or(x, y)
@@ -211,7 +227,7 @@ def maximum(target, x, y):
     return tf.where(tf.logical_or(x > y, tf.not_equal(x, x)), x, y)
 
 
-def minimum(target, x, y):
+def minimum(target: "TfTarget", x: Tensor, y: Tensor) -> Tensor:
     if is_bool(x):
         return tf.logical_and(x, y)
     if isinstance(x, np.ndarray):
@@ -221,20 +237,20 @@ def minimum(target, x, y):
     return tf.where(tf.logical_or(x < y, tf.not_equal(x, x)), x, y)
 
 
-def may_be_nan(x):
+def may_be_nan(x: Tensor) -> bool:
     return is_float(x) and not (isinstance(x, np.ndarray) and not np.isnan(x).any())
 
 
-def limited(x, low, high):
+def limited(x: Tensor, low: Tensor | int, high: Tensor | int) -> Tensor:
     """x limited to a range; in the other order the converter uses an op that only floats have."""
     return tf.minimum(tf.maximum(x, low), high)
 
 
-def clamp(target, low, x, high):
+def clamp(target: "TfTarget", low: Tensor, x: Tensor, high: Tensor) -> Tensor:
     return minimum(target, maximum(target, x, low), high)
 
 
-def select_n(target, which, *cases):
+def select_n(target: "TfTarget", which: Tensor, *cases: Tensor) -> Tensor:
     """The case whose number is in `which`."""
     if is_bool(which):
         return tf.where(which, cases[1], cases[0])
@@ -244,7 +260,7 @@ def select_n(target, which, *cases):
     return chosen
 
 
-def convert(target, x, *, new_dtype, **_):
+def convert(target: "TfTarget", x: Tensor, *, new_dtype: np.dtype, **_: object) -> Tensor:
     """A cast, which clamps floats to the range of an integer, and turns NaN into 0."""
     name = np.dtype(new_dtype).name
     if name == "bool":
@@ -258,12 +274,14 @@ def convert(target, x, *, new_dtype, **_):
     return rounded_to(x, name) if name in NARROW else tf.cast(x, new_dtype)
 
 
-def rounded_to(x, dtype):
+def rounded_to(x: Tensor, dtype: str) -> Tensor:
     """Numbers rounded to a narrower dtype, as float32."""
     return tf.cast(tf.cast(x, dtype), tf.float32)
 
 
-def reduce_precision(target, x, *, exponent_bits, mantissa_bits):
+def reduce_precision(
+    target: "TfTarget", x: Tensor, *, exponent_bits: int, mantissa_bits: int
+) -> Tensor:
     if exponent_bits >= 8 and mantissa_bits >= 23:
         return x
     dtype = PRECISIONS.get((exponent_bits, mantissa_bits))
@@ -276,16 +294,16 @@ def reduce_precision(target, x, *, exponent_bits, mantissa_bits):
     return tf.where(tf.abs(result) < 2.0**-14, np.float32(0), result)  # no subnormals, as in JAX
 
 
-def log(target, x, **_):
+def log(target: "TfTarget", x: Tensor, **_: object) -> Tensor:
     """On some CPUs, LiteRT's op returns 88.4 for inf, and 88.8 for nan."""
     return tf.where(x < np.float32(np.inf), tf.math.log(x), x)
 
 
-def is_finite(target, x):
+def is_finite(target: "TfTarget", x: Tensor) -> Tensor:
     return tf.abs(x) < np.float32(np.inf)
 
 
-def rounded(target, x, *, rounding_method):
+def rounded(target: "TfTarget", x: Tensor, *, rounding_method: lax.RoundingMethod) -> Tensor:
     if rounding_method.name == "TO_NEAREST_EVEN":
         return tf.round(x)
     whole = tf.sign(x) * tf.floor(tf.abs(x))
@@ -301,13 +319,13 @@ PLAIN = {
 }
 
 
-def equal(target, x, y):
+def equal(target: "TfTarget", x: Tensor, y: Tensor) -> Tensor:
     """Equality with infinity is computed as >= or <=."""
     x, y, sign = infinite_last(x, y)
     return tf.equal(x, y) if sign == 0 else x >= y if sign > 0 else x <= y
 
 
-def not_equal(target, x, y):
+def not_equal(target: "TfTarget", x: Tensor, y: Tensor) -> Tensor:
     x, y, sign = infinite_last(x, y)
     if sign == 0:
         return tf.not_equal(x, y)
@@ -320,10 +338,10 @@ NEVER = {("gt", 1), ("lt", -1)}  # (comparison, sign of the infinity on the righ
 ALWAYS = {("le", 1), ("ge", -1)}  # except for nan
 
 
-def ordered(name):
+def ordered(name: str) -> Lowering:
     """A comparison, with a constant on the right; booleans are compared as integers."""
 
-    def function(target, x, y):
+    def function(target: "TfTarget", x: Tensor, y: Tensor) -> Tensor:
         if is_bool(x):
             x, y = tf.cast(x, tf.int32), tf.cast(y, tf.int32)
         order = name
@@ -337,23 +355,23 @@ def ordered(name):
     return function
 
 
-def less_in_total_order(target, x, y):
+def less_in_total_order(target: "TfTarget", x: Tensor, y: Tensor) -> Tensor:
     """x < y, where nan is the largest number."""
     if not is_float(x):
         return tf.less(x, y)
     return tf.logical_or(x < y, tf.logical_and(tf.equal(x, x), tf.not_equal(y, y)))
 
 
-def less_equal_in_total_order(target, x, y):
+def less_equal_in_total_order(target: "TfTarget", x: Tensor, y: Tensor) -> Tensor:
     return tf.logical_or(x <= y, tf.not_equal(y, y)) if is_float(x) else tf.less_equal(x, y)
 
 
-def equal_in_total_order(target, x, y):
+def equal_in_total_order(target: "TfTarget", x: Tensor, y: Tensor) -> Tensor:
     both_nan = tf.logical_and(tf.not_equal(x, x), tf.not_equal(y, y)) if is_float(x) else False
     return tf.logical_or(equal(target, x, y), both_nan)
 
 
-def infinite_last(x, y):
+def infinite_last(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, int]:
     """(x, y, sign) with an infinite constant as y, and its sign; the sign is 0 without one."""
     for a, b in ((x, y), (y, x)):
         is_constant = isinstance(b, np.ndarray) and b.size and is_float(b)
@@ -362,11 +380,11 @@ def infinite_last(x, y):
     return x, y, 0
 
 
-def exclusive_or(target, x, y):
+def exclusive_or(target: "TfTarget", x: Tensor, y: Tensor) -> Tensor:
     return tf.not_equal(x, y) if is_bool(x) else tf.bitwise.bitwise_xor(x, y)
 
 
-def both(target, x, y):
+def both(target: "TfTarget", x: Tensor, y: Tensor) -> Tensor:
     """x & y, which for integers is (x + y - (x ^ y)) / 2; TFLite has no op for it."""
     if is_bool(x):
         return tf.logical_and(x, y)
@@ -378,15 +396,15 @@ def both(target, x, y):
     return above * 2 + (x - x_half * 2) * (y - y_half * 2)
 
 
-def either(target, x, y):
+def either(target: "TfTarget", x: Tensor, y: Tensor) -> Tensor:
     return tf.logical_or(x, y) if is_bool(x) else x + y - both(target, x, y)
 
 
-def negation(target, x):
+def negation(target: "TfTarget", x: Tensor) -> Tensor:
     return tf.logical_not(x) if is_bool(x) else -x - 1
 
 
-def shift_left(target, x, count):
+def shift_left(target: "TfTarget", x: Tensor, count: Tensor) -> Tensor:
     """A product with a power of 2, and 0 where every bit is shifted out."""
     bits = 8 * np.dtype(target.out[0].dtype).itemsize
     if bits == 64:
@@ -397,14 +415,14 @@ def shift_left(target, x, count):
     return tf.where(inside, x * power * last, tf.zeros_like(x))
 
 
-def shift_right(target, x, count):
+def shift_right(target: "TfTarget", x: Tensor, count: Tensor) -> Tensor:
     """An arithmetic shift, which keeps the sign; JAX reads the count as unsigned."""
     last = 8 * np.dtype(target.out[0].dtype).itemsize - 1
     all_but_sign = np.asarray(last, count.dtype.name)
     return tf.bitwise.right_shift(x, tf.where(is_within(count, last), count, all_but_sign))
 
 
-def shift_right_logical(target, x, count):
+def shift_right_logical(target: "TfTarget", x: Tensor, count: Tensor) -> Tensor:
     """A shift that fills the highest bits with zeros."""
     last = 8 * np.dtype(x.dtype.name).itemsize - 1
     unsigned, wide = tf.cast(x, f"uint{last + 1}"), tf.uint32 if last == 31 else tf.int32
@@ -414,11 +432,11 @@ def shift_right_logical(target, x, count):
     return tf.cast(tf.where(is_within(count, last), shifted, 0), x.dtype)
 
 
-def is_within(count, last):
+def is_within(count: Tensor, last: int) -> Tensor:
     return tf.logical_and(count >= 0, count <= last)
 
 
-def population_count(target, x):
+def population_count(target: "TfTarget", x: Tensor) -> Tensor:
     """The sum of all bits, each of which is y - 2 * (y >> 1) of a shifted number y."""
     bits, dtype = 8 * np.dtype(x.dtype.name).itemsize, np.dtype(target.out[0].dtype)
     if bits == 64:
@@ -432,24 +450,24 @@ def population_count(target, x):
 LARGEST_PRODUCT = 512  # numbers, up to which a Fourier transform is a product
 
 
-def polynomial(x, coefficients):
+def polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:
     y = np.float32(coefficients[0])
     for c in coefficients[1:]:
         y = y * x + np.float32(c)
     return y
 
 
-def minus(number, x):
+def minus(number: float, x: Tensor) -> Tensor:
     """number - x."""
     return left(np.float32(number), x) - x
 
 
-def erf(target, x, **_):
+def erf(target: "TfTarget", x: Tensor, **_: object) -> Tensor:
     x = tf.clip_by_value(x, -ERF_END, ERF_END)
     return x * polynomial(x * x, ERF_ABOVE) / polynomial(x * x, ERF_BELOW)
 
 
-def erfc(target, x, **_):
+def erfc(target: "TfTarget", x: Tensor, **_: object) -> Tensor:
     size = tf.maximum(tf.abs(x), 1.0)
     inverse = left(np.float32(1), size) / (size * size)
     tail = tf.exp(-size * size) / size
@@ -459,43 +477,43 @@ def erfc(target, x, **_):
     return tf.where(tf.abs(x) < 1, minus(1, erf(target, x)), tf.where(x < 0, minus(2, tail), tail))
 
 
-def erf_inv(target, x, **_):
+def erf_inv(target: "TfTarget", x: Tensor, **_: object) -> Tensor:
     w = -tf.math.log(minus(1, x) * (x + 1))
     near = polynomial(tf.minimum(w, 5.0) - 2.5, ERF_INV_BELOW_5)
     far = polynomial(tf.sqrt(tf.maximum(w, 5.0)) - 3, ERF_INV_ABOVE_5)
     return tf.where(tf.equal(tf.abs(x), 1), x * np.float32(np.inf), x * tf.where(w < 5, near, far))
 
 
-def expm1(target, x, **_):
+def expm1(target: "TfTarget", x: Tensor, **_: object) -> Tensor:
     """tanh(x / 2) (exp(x) + 1) near 0, where exp(x) - 1 would round x away."""
     power = tf.exp(x)  # 0 for nan, which tanh is not
     return tf.where(tf.abs(x) >= 0.5, power - 1, tf.tanh(x * 0.5) * (power + 1))
 
 
-def log1p(target, x, **_):
+def log1p(target: "TfTarget", x: Tensor, **_: object) -> Tensor:
     """The series of 2 atanh(x / (2 + x)) near 0, where 1 + x would round x away."""
     s = x / (x + 2)
     near = 2 * s * polynomial(s * s, [1 / n for n in range(15, 0, -2)])
     return tf.where(tf.abs(x) < 0.5, near, log(target, 1 + x))
 
 
-def tan(target, x, **_):
+def tan(target: "TfTarget", x: Tensor, **_: object) -> Tensor:
     return tf.sin(x) / tf.cos(x)
 
 
-def asin(target, x, **_):
+def asin(target: "TfTarget", x: Tensor, **_: object) -> Tensor:
     return tf.atan2(x, tf.sqrt(minus(1, x) * (x + 1)))
 
 
-def acos(target, x, **_):
+def acos(target: "TfTarget", x: Tensor, **_: object) -> Tensor:
     return tf.atan2(tf.sqrt(minus(1, x) * (x + 1)), x)
 
 
-def atan(target, x, **_):
+def atan(target: "TfTarget", x: Tensor, **_: object) -> Tensor:
     return tf.atan2(x, tf.ones_like(x))
 
 
-def atan2(target, y, x, **_):
+def atan2(target: "TfTarget", y: Tensor, x: Tensor, **_: object) -> Tensor:
     """TFLite's op does not broadcast."""
     if tuple(y.shape) != tuple(x.shape):
         ones = tf.ones_like(x + y)
@@ -503,42 +521,42 @@ def atan2(target, y, x, **_):
     return tf.atan2(y, x)
 
 
-def sinh(target, x, **_):
+def sinh(target: "TfTarget", x: Tensor, **_: object) -> Tensor:
     """exp(x) / 2 as exp(x - log 2), which overflows no sooner than the result."""
     m = expm1(target, x)
     large = tf.exp(x - math.log(2)) - tf.exp(-x - math.log(2))
     return tf.where(tf.abs(x) >= 1, large, 0.5 * (m + m / (m + 1)))  # which is nan for nan
 
 
-def cosh(target, x, **_):
+def cosh(target: "TfTarget", x: Tensor, **_: object) -> Tensor:
     return exp(target, x - math.log(2)) + tf.exp(-x - math.log(2))
 
 
-def asinh(target, x, **_):
+def asinh(target: "TfTarget", x: Tensor, **_: object) -> Tensor:
     size = tf.minimum(tf.abs(x), 1e18)  # its square is finite
     near = log1p(target, size + size * size / (1 + tf.sqrt(size * size + 1)))
     return tf.sign(x) * tf.where(tf.abs(x) < 1e18, near, log(target, tf.abs(x)) + math.log(2))
 
 
-def acosh(target, x, **_):
+def acosh(target: "TfTarget", x: Tensor, **_: object) -> Tensor:
     above = tf.minimum(x, 1e18) - 1
     near = log1p(target, above + tf.sqrt(above) * tf.sqrt(above + 2))
     return tf.where(x < 1e18, near, log(target, x) + math.log(2))
 
 
-def atanh(target, x, **_):
+def atanh(target: "TfTarget", x: Tensor, **_: object) -> Tensor:
     return 0.5 * (log1p(target, x) - log1p(target, -x))
 
 
-def cbrt(target, x, **_):
+def cbrt(target: "TfTarget", x: Tensor, **_: object) -> Tensor:
     return tf.sign(x) * tf.pow(tf.abs(x), 1 / 3)
 
 
-def exp2(target, x, **_):
+def exp2(target: "TfTarget", x: Tensor, **_: object) -> Tensor:
     return tf.pow(left(np.float32(2), x), x)
 
 
-def real_dft(target, x):
+def real_dft(target: "TfTarget", x: Tensor) -> Tensor:
     """An RFFT2D, which TFLite has for powers of 2, else a product with cosines and sines."""
     count = x.shape[-1]
     if count is None:
@@ -554,18 +572,18 @@ def real_dft(target, x):
     return tf.transpose(y, [*range(rank - 1), rank, rank - 1])
 
 
-def bitcast(target, x, *, new_dtype):
-    if is_bool(x) or np.dtype(new_dtype) == bool or new_dtype.itemsize != target_size(x):
+def bitcast(target: "TfTarget", x: Tensor, *, new_dtype: np.dtype) -> Tensor:
+    if (
+        is_bool(x)
+        or np.dtype(new_dtype) == bool
+        or new_dtype.itemsize != np.dtype(x.dtype.name).itemsize
+    ):
         target.refuse("bitcast_convert_type", f"of {x.dtype.name} to {np.dtype(new_dtype)}")
     return tf.bitcast(x, new_dtype)
 
 
-def target_size(x):
-    return np.dtype(x.dtype.name).itemsize
-
-
 WIDENED = {
-    **{"sub": subtract, "exp": exp, "log": log, "rsqrt": rsqrt},
+    **{"sub": subtract, "exp": exp, "log": log, "rsqrt": plain(inverse_root)},
     **{"rem": remainder, "pow": power, "integer_pow": integer_pow, "select_n": select_n},
     **{"max": maximum, "min": minimum, "clamp": clamp, "is_finite": is_finite, "round": rounded},
     **{"eq": equal, "ne": not_equal, "eq_to": equal_in_total_order},
@@ -585,4 +603,75 @@ PRIMITIVES = {
     "div": widened(divide, {name: wider for name, wider in WIDER.items() if name != "uint32"}),
     "convert_element_type": convert,
     "bitcast_convert_type": bitcast,
+}
+
+
+def elu(target: "TfTarget", x: Tensor, alpha: float) -> Tensor:
+    if alpha == 1:
+        return tf.nn.elu(x)
+    return tf.where(x > 0, x, alpha * expm1(target, tf.minimum(x, np.float32(0))))
+
+
+def gelu(target: "TfTarget", x: Tensor) -> Tensor:
+    """In the form that the converter recognizes as GELU."""
+    # with this shape of the half, the converter does not share x / 2 with other ops, which would
+    # break the form
+    half = np.full((1,) * len(x.shape), 0.5, np.float32)
+    return half * x * (1 + tf.math.erf(x * np.float32(math.sqrt(0.5))))
+
+
+def gelu_tanh(target: "TfTarget", x: Tensor) -> Tensor:
+    return tf.nn.gelu(x, approximate=True)
+
+
+def silu(target: "TfTarget", x: Tensor) -> Tensor:
+    return x * tf.sigmoid(x)
+
+
+def hard_sigmoid(target: "TfTarget", x: Tensor) -> Tensor:
+    return tf.nn.relu6(x + np.float32(3)) * np.float32(1 / 6)
+
+
+def hard_swish(target: "TfTarget", x: Tensor) -> Tensor:
+    return x * hard_sigmoid(target, x)
+
+
+def softplus(target: "TfTarget", x: Tensor) -> Tensor:
+    """log(1 + exp(x)) without the exponential of a large number."""
+    return tf.nn.relu(x) + log1p(target, tf.exp(-tf.abs(x)))
+
+
+def mish(target: "TfTarget", x: Tensor) -> Tensor:
+    return x * tf.tanh(softplus(target, x))
+
+
+def softmax_along(target: "TfTarget", x: Tensor, axis: int) -> Tensor:
+    return tf.nn.softmax(x, axis)
+
+
+def log_softmax_along(target: "TfTarget", x: Tensor, axis: int) -> Tensor:
+    return tf.nn.log_softmax(x, axis)
+
+
+def hard_tanh(target: "TfTarget", x: Tensor) -> Tensor:
+    return tf.minimum(tf.maximum(x, np.float32(-1)), np.float32(1))
+
+
+def selu(target: "TfTarget", x: Tensor) -> Tensor:
+    """TFLite's ELU below 0, where it has a factor of its own."""
+    scale, alpha = np.float32(1.0507009873554805), np.float32(1.7580993408473766)
+    return scale * tf.nn.relu(x) + alpha * tf.nn.elu(tf.minimum(x, np.float32(0)))
+
+
+def soft_sign(target: "TfTarget", x: Tensor) -> Tensor:
+    return x / (tf.abs(x) + np.float32(1))
+
+
+LAYERS = {
+    **{"relu": plain(tf.nn.relu), "relu6": plain(tf.nn.relu6), "sigmoid": plain(tf.sigmoid)},
+    **{"softmax": plain(tf.nn.softmax), "log_softmax": plain(tf.nn.log_softmax)},
+    **{"leaky_relu": plain(tf.nn.leaky_relu), "elu": elu, "gelu": gelu, "gelu_tanh": gelu_tanh},
+    **{"silu": silu, "hard_sigmoid": hard_sigmoid, "hard_swish": hard_swish, "mish": mish},
+    **{"softplus": softplus, "hard_tanh": hard_tanh, "selu": selu, "soft_sign": soft_sign},
+    **{"softmax_along": softmax_along, "log_softmax_along": log_softmax_along},
 }

@@ -3,20 +3,33 @@
 import functools
 import itertools
 import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 from jax import lax
 
-from inference.lowering.tf_ops.elementwise import is_float, maximum, minimum, widened
-from inference.lowering.tf_ops.indexing import size_of
+from inference.lowering.tf_ops.elementwise import Tensor, is_float, maximum, minimum, widened
 from inference.lowering.tf_ops.reductions import highest, lowest
-from inference.lowering.tf_ops.shapes import pad
-from inference.lowering.trimming import trimmed
+from inference.lowering.tf_ops.shapes import pad, size_of
+from inference.lowering.trimming import Padding, Pads, trimmed
+from inference.lowering.value import Size
+from inference.lowering.walk import Lowering
 from model.layers.conv import resolve_padding
 
+if TYPE_CHECKING:
+    from inference.lowering.tf_ops.target import TfTarget
 
-def dot_general(target, x, y, *, dimension_numbers, **_):
+
+def dot_general(
+    target: "TfTarget",
+    x: Tensor,
+    y: Tensor,
+    *,
+    dimension_numbers: lax.DotDimensionNumbers,
+    **_: object,
+) -> Tensor:
     """A product; the result has the shared axes first, then the free axes of x, then those of y."""
     summed, shared = dimension_numbers
     inner = math.prod(target.operand_shapes[0][axis] for axis in summed[0])
@@ -33,11 +46,19 @@ def dot_general(target, x, y, *, dimension_numbers, **_):
     return tf.cast(result, out.dtype)
 
 
-def as_dtype(x, dtype):
+def as_dtype(x: Tensor, dtype: np.dtype) -> Tensor:
     return x.astype(dtype) if isinstance(x, np.ndarray) else tf.cast(x, dtype)
 
 
-def product(target, x, y, summed, shared, shape, inner):
+def product(
+    target: "TfTarget",
+    x: Tensor,
+    y: Tensor,
+    summed: Sequence[Sequence[int]],
+    shared: Sequence[Sequence[int]],
+    shape: Sequence[Size],
+    inner: Size,
+) -> Tensor:
     """One matrix product per index of the shared axes; each sums `inner` products."""
     x_free = [i for i in range(len(x.shape)) if i not in (*summed[0], *shared[0])]
     y_free = [i for i in range(len(y.shape)) if i not in (*summed[1], *shared[1])]
@@ -53,25 +74,27 @@ def product(target, x, y, summed, shared, shape, inner):
     return reshaped(target, tf.matmul(x, y) if is_float(x) else integer_product(x, y), shape)
 
 
-def integer_product(x, y):
+def integer_product(x: Tensor, y: Tensor) -> Tensor:
     """TFLite only has matrix products of floats."""
     return tf.reduce_sum(tf.expand_dims(x, -1) * tf.expand_dims(y, -3), -2)
 
 
-def transposed(x, order):
+def transposed(x: Tensor, order: Sequence[int] | np.ndarray) -> Tensor:
     if list(order) == sorted(order):
         return x
     return np.transpose(x, order) if isinstance(x, np.ndarray) else tf.transpose(x, order)
 
 
-def reshaped(target, x, shape):
+def reshaped(target: "TfTarget", x: Tensor, shape: Sequence[Size]) -> Tensor:
     if isinstance(x, np.ndarray):
         return x.reshape(shape)
     static = [d if isinstance(d, int) else None for d in shape]
     return x if x.shape.as_list() == static else tf.reshape(x, target.new_sizes(shape))
 
 
-def convolution(x, weight, stride, pads, dilation):
+def convolution(
+    x: Tensor, weight: Tensor, stride: Sequence[int], pads: Pads, dilation: Sequence[int]
+) -> Tensor:
     """x, (B, H, W, in), with an HWIO weight, constant or not, whose shape implies the groups."""
     channels, outputs = x.shape[-1], weight.shape[-1]
     groups = channels // weight.shape[2]
@@ -88,7 +111,14 @@ def convolution(x, weight, stride, pads, dilation):
     return tf.nn.depthwise_conv2d(x, kernel, (1, *stride, 1), padding, dilations=dilation)
 
 
-def pads_of(target, padding, size, kernel, stride, dilation=(1, 1)):
+def pads_of(
+    target: "TfTarget",
+    padding: Padding,
+    size: Sequence[int | None],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int] = (1, 1),
+) -> Pads:
     """((top, bottom), (left, right)), or "SAME" for free sizes, for which TFLite computes it."""
     if None not in size or not isinstance(padding, str):
         return resolve_padding(padding, size, kernel, stride, dilation)
@@ -99,7 +129,13 @@ def pads_of(target, padding, size, kernel, stride, dilation=(1, 1)):
     return ((0, 0), (0, 0))
 
 
-def is_same(pads, size, kernel, stride, dilation=(1, 1)):
+def is_same(
+    pads: Pads,
+    size: Sequence[int | None],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int] = (1, 1),
+) -> bool:
     """Whether a padding is that of SAME; for a free size, it must be so for every size."""
     if isinstance(pads, str):
         return pads == "SAME"
@@ -109,13 +145,19 @@ def is_same(pads, size, kernel, stride, dilation=(1, 1)):
     return tuple(pads) == resolve_padding("SAME", size, kernel, stride, dilation)
 
 
-def symbolic_same(pads, size, kernel, stride, dilation):
+def symbolic_same(
+    pads: Pads,
+    size: Sequence[Size],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+) -> bool:
     """Whether a padding that is computed from symbolic sizes is that of SAME."""
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
     return tuple(pads) == tuple(lax.padtype_to_pads(size, reach, stride, "SAME"))
 
 
-def padded(x, pads):
+def padded(x: Tensor, pads: Pads) -> Tensor:
     """An image with zeros around it; negative pads cut it off, with the zeros of the other side."""
     added = [[max(p, 0) for p in pair] for pair in pads]
     x = tf.pad(x, [(0, 0), *added, (0, 0)]) if any(map(any, added)) else x
@@ -125,7 +167,13 @@ def padded(x, pads):
     return x[:, top : -bottom or None, left : -right or None]
 
 
-def out_size(size, kernel, stride, pads, dilation):
+def out_size(
+    size: Sequence[Any],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    pads: Pads,
+    dilation: Sequence[int],
+) -> list[int | None]:
     """The height and width of a convolution's result; None where they are free."""
     if None in size:
         return [None, None]
@@ -137,8 +185,16 @@ SMALL = 64  # numbers per window, up to which it is computed as one slice per of
 
 
 def conv_general_dilated(
-    target, x, weight, *, window_strides, padding, lhs_dilation, rhs_dilation, **params
-):
+    target: "TfTarget",
+    x: Tensor,
+    weight: Tensor,
+    *,
+    window_strides: Sequence[int],
+    padding: Pads,
+    lhs_dilation: Sequence[int],
+    rhs_dilation: Sequence[int],
+    **params: Any,
+) -> Tensor:
     """A convolution over up to three axes; a single axis becomes an image of one row."""
     axes, groups = len(window_strides), params["batch_group_count"]
     if groups != 1 or axes > 3 or (axes == 3 and params["feature_group_count"] != 1):
@@ -165,18 +221,39 @@ def conv_general_dilated(
     return transposed(y, np.argsort([out_order[0], *out_order[2:], out_order[1]]))
 
 
-def over_one(target, x, weight, stride, pads, dilation):
+def over_one(
+    target: "TfTarget",
+    x: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    pads: Pads,
+    dilation: Sequence[int],
+) -> Tensor:
     pads = pads if pads == "SAME" else ((0, 0), *pads)
     x = tf.expand_dims(x, 1)
     return over_two(target, x, weight[None], (1, *stride), pads, (1, *dilation))[:, 0]
 
 
-def over_two(target, x, weight, stride, pads, dilation):
+def over_two(
+    target: "TfTarget",
+    x: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    pads: Pads,
+    dilation: Sequence[int],
+) -> Tensor:
     weight, pads = trimmed(weight, tuple(x.shape[1:3]), stride, pads, dilation)
     return convolution(x, weight, stride, pads, dilation)
 
 
-def over_three(target, x, weight, stride, pads, dilation):
+def over_three(
+    target: "TfTarget",
+    x: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    pads: Pads,
+    dilation: Sequence[int],
+) -> Tensor:
     around = [(0, 0, 0), *((low, high, 0) for low, high in pads), (0, 0, 0)]
     x = pad(target, x, np.zeros((), x.dtype.name), padding_config=around)
     return tf.nn.conv3d(x, weight, (1, *stride, 1), "VALID", dilations=(1, *dilation, 1))
@@ -185,10 +262,18 @@ def over_three(target, x, weight, stride, pads, dilation):
 BY_AXES = {1: over_one, 2: over_two, 3: over_three}
 
 
-def sliding(combine, start, kind):
+def sliding(combine: Lowering, start: Callable[[np.dtype], float], kind: str | None) -> Lowering:
     """A reduction over windows."""
 
-    def slide(target, x, *, window_dimensions, window_strides, padding, **params):
+    def slide(
+        target: "TfTarget",
+        x: Tensor,
+        *,
+        window_dimensions: Sequence[int],
+        window_strides: Sequence[int],
+        padding: Pads,
+        **params: Any,
+    ) -> Tensor:
         window, strides = tuple(window_dimensions), tuple(window_strides)
         ones = (1,) * len(window)
         dilation = tuple(params.get("window_dilation") or ones)
@@ -208,12 +293,18 @@ def sliding(combine, start, kind):
     return widened(slide)
 
 
-def is_image_pool(x, window, dilation):
+def is_image_pool(x: Tensor, window: Sequence[int], dilation: Sequence[int]) -> bool:
     is_plain = set(dilation) == {1} and x.dtype == tf.float32
     return is_plain and len(window) == 4 and window[0] == window[3] == 1
 
 
-def part(x, offset, window, strides, dilation):
+def part(
+    x: Tensor,
+    offset: Sequence[int],
+    window: Sequence[int],
+    strides: Sequence[int],
+    dilation: Sequence[int],
+) -> Tensor:
     """The numbers of all windows at one offset."""
     slices = []
     for axis, (o, w, s, d) in enumerate(zip(offset, window, strides, dilation, strict=True)):

@@ -1,9 +1,14 @@
 """Reductions, cumulative ops, argmax and argmin, and sorting."""
 
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
 import numpy as np
 import tensorflow as tf
+from numpy.typing import DTypeLike
 
 from inference.lowering.tf_ops.elementwise import (
+    Tensor,
     is_bool,
     is_float,
     log,
@@ -11,37 +16,42 @@ from inference.lowering.tf_ops.elementwise import (
     minimum,
     widened,
 )
-from inference.lowering.tf_ops.indexing import shape_of, size_of
+from inference.lowering.tf_ops.shapes import shape_of, size_of
+from inference.lowering.value import Size
+from inference.lowering.walk import Lowering
+
+if TYPE_CHECKING:
+    from inference.lowering.tf_ops.target import TfTarget
 
 
-def reduction(function):
+def reduction(function: Callable[..., Tensor]) -> Lowering:
     return widened(lambda target, x, *, axes, **_: function(x, axes))
 
 
-def odd(target, x, *, axes, **_):
+def odd(target: "TfTarget", x: Tensor, *, axes: Sequence[int], **_: object) -> Tensor:
     """Whether an odd number of the booleans is true."""
     only_booleans(target, x)
     count = tf.reduce_sum(tf.cast(x, tf.int32), axes)
     return tf.equal(tf.math.floormod(count, 2), 1)
 
 
-def only_booleans(target, x):
+def only_booleans(target: "TfTarget", x: Tensor) -> None:
     if not is_bool(x):
         target.refuse("a bitwise reduction", f"of {x.dtype.name}")
 
 
-def logical(function):
-    def reduce(target, x, *, axes, **_):
+def logical(function: Callable[..., Tensor]) -> Lowering:
+    def reduce(target: "TfTarget", x: Tensor, *, axes: Sequence[int], **_: object) -> Tensor:
         only_booleans(target, x)
         return function(x, axes)
 
     return reduce
 
 
-def extreme(function):
+def extreme(function: Callable[..., Tensor]) -> Lowering:
     """A maximum or minimum that is nan if any number is; TFLite skips nan."""
 
-    def reduce(target, x, *, axes, **_):
+    def reduce(target: "TfTarget", x: Tensor, *, axes: Sequence[int], **_: object) -> Tensor:
         if is_bool(x):
             return (tf.reduce_any if function is tf.reduce_max else tf.reduce_all)(x, axes)
         result = function(x, axes)
@@ -53,10 +63,12 @@ def extreme(function):
     return widened(reduce)
 
 
-def index_of(function):
+def index_of(function: Callable[..., Tensor]) -> Lowering:
     """The first index of the largest or smallest number, or of the first nan if there is one."""
 
-    def find(target, x, *, axes, index_dtype):
+    def find(
+        target: "TfTarget", x: Tensor, *, axes: Sequence[int], index_dtype: np.dtype
+    ) -> Tensor:
         axis = int(axes[0])  # under vmap it is an int64 of NumPy
         x = tf.cast(x, tf.int32) if x.dtype.name == "bool" else x
         index = function(x, axis, output_type=tf.int32)
@@ -69,14 +81,14 @@ def index_of(function):
     return find
 
 
-def cumsum(target, x, *, axis, reverse):
+def cumsum(target: "TfTarget", x: Tensor, *, axis: int, reverse: bool) -> Tensor:
     return tf.cumsum(x, axis, reverse=reverse)
 
 
-def cumulative(combine, start):
+def cumulative(combine: Lowering, start: Callable[[type], float]) -> Lowering:
     """A cumulative op in log2(n) steps, each of which doubles how far every total reaches back."""
 
-    def scan(target, x, *, axis, reverse):
+    def scan(target: "TfTarget", x: Tensor, *, axis: int, reverse: bool) -> Tensor:
         size, reach = x.shape[axis], 1
         if size is None:
             target.refuse("a cumulative op", "over a free axis" if axis else "over the batch")
@@ -89,7 +101,7 @@ def cumulative(combine, start):
     return scan
 
 
-def shifted(x, axis, by, first):
+def shifted(x: Tensor, axis: int, by: int, first: np.ndarray) -> Tensor:
     """x moved along an axis, filled with `first`."""
     part = slice(None, -by) if by > 0 else slice(-by, None)
     kept = x[(slice(None),) * axis + (part,)]
@@ -98,22 +110,24 @@ def shifted(x, axis, by, first):
     return tf.pad(kept, pads, constant_values=first)
 
 
-def lowest(dtype):
+def lowest(dtype: DTypeLike) -> float:
     return -np.inf if np.issubdtype(dtype, np.floating) else np.iinfo(dtype).min
 
 
-def highest(dtype):
+def highest(dtype: DTypeLike) -> float:
     return np.inf if np.issubdtype(dtype, np.floating) else np.iinfo(dtype).max
 
 
-def log_add_exp(target, x, y):
+def log_add_exp(target: "TfTarget", x: Tensor, y: Tensor) -> Tensor:
     largest = maximum(target, x, y)
     is_infinite = tf.abs(largest) >= np.float32(np.inf)
     origin = tf.where(is_infinite, tf.zeros_like(largest), largest)  # nan stays nan
     return log(target, tf.exp(x - origin) + tf.exp(y - origin)) + origin
 
 
-def sort(target, *operands, dimension, is_stable, num_keys):
+def sort(
+    target: "TfTarget", *operands: Tensor, dimension: int, is_stable: bool, num_keys: int
+) -> list[Tensor]:
     """Sorts all operands by the first `num_keys`, of which the first matters most."""
     order = [i for i in range(len(operands[0].shape)) if i != dimension] + [dimension]
     back = np.argsort(order)
@@ -124,14 +138,14 @@ def sort(target, *operands, dimension, is_stable, num_keys):
     return [tf.transpose(x, back) for x in rows]
 
 
-def argsort(keys):
+def argsort(keys: Tensor) -> Tensor:
     """The indices of each row's numbers, the smallest first."""
     if keys.dtype.name in ("bool", "int8", "uint8", "int16"):
         keys = tf.cast(keys, tf.int32)
     return tf.math.top_k(-keys if is_float(keys) else -keys - 1, size_of(keys, -1)).indices
 
 
-def take(rows, indices):
+def take(rows: Tensor, indices: Tensor) -> Tensor:
     """The numbers of each row at its indices."""
     if len(rows.shape) == 1:
         return tf.gather(rows, indices)
@@ -144,7 +158,9 @@ def take(rows, indices):
     return tf.reshape(flat, shape_of([size_of(indices, i) for i in range(len(indices.shape))]))
 
 
-def top_k(target, x, *, k, axis=-1, **_):
+def top_k(
+    target: "TfTarget", x: Tensor, *, k: Size, axis: int = -1, **_: object
+) -> tuple[Tensor, Tensor]:
     order = [i for i in range(len(x.shape)) if i != axis % len(x.shape)] + [axis % len(x.shape)]
     values, indices = tf.math.top_k(tf.transpose(x, order), target.size(k))
     back = np.argsort(order)
