@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -245,8 +245,9 @@ class Plain(Walk):
 class JaxTarget(Target):
     """The target protocol of `Walk`, implemented with JAX."""
 
-    layers: ClassVar = {}
-    table: ClassVar = {"reshape": lambda target, x, new_sizes: jnp.reshape(x, new_sizes)}
+    def __init__(self) -> None:
+        self.layers = {}
+        self.table = {"reshape": lambda target, x, new_sizes: jnp.reshape(x, new_sizes)}
 
     def operand(self, value: Value) -> Any:
         return value.data
