@@ -7,15 +7,23 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Bool, Float, PyTree, Shaped
 
 from model.layers.activations import softmax
 from model.layers.forms import fused_attention, query_blocks
-from model.layers.initializers import lecun_normal
+from model.layers.initializers import Initializer, lecun_normal
 from model.layers.linear import linear, linear_init, linears
 from model.layers.op import op
 
 
-def attention_init(key, dim, *, context_dim=None, bias=True, init=lecun_normal):
+def attention_init(
+    key: Array,
+    dim: int,
+    *,
+    context_dim: int | None = None,
+    bias: bool = True,
+    init: Initializer = lecun_normal,
+) -> dict[str, dict[str, Array]]:
     source = dim if context_dim is None else context_dim
     k1, k2, k3, k4 = jax.random.split(key, 4)
     return {
@@ -28,7 +36,15 @@ def attention_init(key, dim, *, context_dim=None, bias=True, init=lecun_normal):
 
 
 @op
-def attention(params, x, context=None, *, heads, causal=False, mask=None):
+def attention(
+    params: PyTree,
+    x: Float[Array, "batch time dim"],
+    context: Float[Array, "batch source context_dim"] | None = None,
+    *,
+    heads: int,
+    causal: bool = False,
+    mask: Bool[Array, "..."] | None = None,
+) -> Float[Array, "batch time dim"]:
     """Multi-head attention of the positions of x, (B, T, C), to a context, which defaults to x.
 
     `mask` is True where a query may attend and broadcasts to (B, heads, T, S).
@@ -42,7 +58,7 @@ def attention(params, x, context=None, *, heads, causal=False, mask=None):
     return linear(params["out"], y.reshape(x.shape))
 
 
-def split_heads(x, heads):
+def split_heads(x: Float[Array, "*batch dim"], heads: int) -> Float[Array, "*batch heads head_dim"]:
     """(B, T, C) -> (B, T, H, C / H)."""
     if x.shape[-1] % heads:
         raise ValueError(f"heads: {heads} must divide the width {x.shape[-1]}")
@@ -50,7 +66,14 @@ def split_heads(x, heads):
 
 
 @op
-def attend(q, k, v, mask=None, *, causal=False):
+def attend(
+    q: Float[Array, "batch time heads dim"],
+    k: Float[Array, "batch source kv_heads dim"],
+    v: Float[Array, "batch source kv_heads dim"],
+    mask: Shaped[Array, "..."] | None = None,
+    *,
+    causal: bool = False,
+) -> Float[Array, "batch time heads dim"]:
     """The mean of the values for each query, weighted by softmax(query . key).
 
     q is (B, T, H, D), k and v are (B, S, K, D): H / K heads of queries share one head of keys.
@@ -74,7 +97,13 @@ def attend(q, k, v, mask=None, *, causal=False):
     return whole(causal, *arrays) if len(forms) == 1 else lax.platform_dependent(*arrays, **forms)
 
 
-def fused(causal, q, k, v, mask=None):
+def fused(
+    causal: bool,
+    q: Float[Array, "batch time heads dim"],
+    k: Float[Array, "batch source kv_heads dim"],
+    v: Float[Array, "batch source kv_heads dim"],
+    mask: Bool[Array, "#batch #heads #time #source"] | None = None,
+) -> Float[Array, "batch time heads dim"]:
     """cuDNN's kernel, whose mask must have a row for each query and a column for each key."""
     if mask is not None:
         mask = jnp.broadcast_to(mask, (*mask.shape[:2], q.shape[1], k.shape[1]))
@@ -82,7 +111,13 @@ def fused(causal, q, k, v, mask=None):
     return jax.nn.dot_product_attention(q, k, v, **options)
 
 
-def whole(causal, q, k, v, mask=None):
+def whole(
+    causal: bool,
+    q: Float[Array, "batch time heads dim"],
+    k: Float[Array, "batch source kv_heads dim"],
+    v: Float[Array, "batch source kv_heads dim"],
+    mask: Bool[Array, "#batch #heads #time #source"] | None = None,
+) -> Float[Array, "batch time heads dim"]:
     """All queries at once."""
     if causal:
         past = jnp.tril(jnp.ones((q.shape[1], k.shape[1]), bool))  # (T, S)
@@ -90,7 +125,13 @@ def whole(causal, q, k, v, mask=None):
     return weighted_values(q, k, v, mask)
 
 
-def in_blocks(count, q, k, v, mask=None):
+def in_blocks(
+    count: int,
+    q: Float[Array, "batch time heads dim"],
+    k: Float[Array, "batch source kv_heads dim"],
+    v: Float[Array, "batch source kv_heads dim"],
+    mask: Bool[Array, "#batch #heads #time #source"] | None = None,
+) -> Float[Array, "batch time heads dim"]:
     """Causal attention, block by block of queries, without the keys that are later than all of
     a block."""
     length = q.shape[1]
@@ -105,7 +146,12 @@ def in_blocks(count, q, k, v, mask=None):
     return jnp.concatenate(results, axis=1)
 
 
-def weighted_values(q, k, v, mask):
+def weighted_values(
+    q: Float[Array, "batch time heads dim"],
+    k: Float[Array, "batch source kv_heads dim"],
+    v: Float[Array, "batch source kv_heads dim"],
+    mask: Bool[Array, "..."] | None,
+) -> Float[Array, "batch time heads dim"]:
     """`attend` in its plain form: products of matrices, one for each head of keys."""
     (batch, length, heads, dim), groups = q.shape, k.shape[2]
     wide = jnp.promote_types(q.dtype, jnp.float32)  # a bfloat16 softmax loses small probabilities

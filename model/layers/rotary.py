@@ -2,9 +2,15 @@
 position, so that a product of a query and a key depends on their distance only."""
 
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+# (cosines, sines)
+Angles = tuple[Float[Array, "*batch time 1 pairs"], Float[Array, "*batch time 1 pairs"]]
 
 
-def rotation(positions, dim, base=10_000.0):
+def rotation(
+    positions: Int[Array, "*batch time"], dim: int, base: float | Array = 10_000.0
+) -> Angles:
     """(cosines, sines) of the angles of positions, (..., T), for heads of `dim` features; both are
     (..., T, 1, dim / 2)."""
     speeds = base ** (-jnp.arange(0, dim, 2) / dim)
@@ -12,7 +18,9 @@ def rotation(positions, dim, base=10_000.0):
     return jnp.cos(angles), jnp.sin(angles)
 
 
-def rotary(x, angles):
+def rotary(
+    x: Float[Array, "batch time heads dim"], angles: Angles
+) -> Float[Array, "batch time heads dim"]:
     """x, (B, T, H, D), turned by `rotation`; feature i is paired with feature i + D / 2."""
     cos, sin = angles
     half = x.shape[-1] // 2
