@@ -1,12 +1,15 @@
 """The JSON file of a config: its keys, how it is read and overridden, and when it is refused."""
 
+import argparse
 import copy
 import json
 import math
 import os
 import re
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from utils import UserError, cut
 from utils.files import DEEPEST, is_deep, parse_json, read_value
@@ -19,7 +22,7 @@ LONGEST, MOST = 3000, 50  # characters of a problem, and problems, that are prin
 LONGEST_NAME = 200  # bytes of the name of a folder; file systems take 255
 
 
-def read(path, overrides=(), trusted=True):
+def read(path: str | Path, overrides: Iterable[str] = (), trusted: bool = True) -> dict[str, Any]:
     """The config at `path` with `key.path=value` overrides; its parts are not checked yet.
 
     A config that is not `trusted` may not say which hosts are contacted; an override may.
@@ -27,7 +30,9 @@ def read(path, overrides=(), trusted=True):
     return read_layers(path, overrides, trusted)[0]
 
 
-def read_layers(path, overrides=(), trusted=True):
+def read_layers(
+    path: str | Path, overrides: Iterable[str] = (), trusted: bool = True
+) -> tuple[dict[str, Any], list[extends.Layer]]:
     """(the config, the Layers that it is made of: the files that it extends, itself, overrides)."""
     path = Path(path).expanduser()
     if trusted:
@@ -43,7 +48,7 @@ def read_layers(path, overrides=(), trusted=True):
     return config, [*layers, *map(extends.of_override, overrides)]
 
 
-def refuse_untrusted(path, config):
+def refuse_untrusted(path: str | Path, config: dict[str, Any]) -> None:
     """Refuse a config of a run, which may come from anyone, if it names other files or hosts."""
     if config.get("distributed"):
         fix = "remove it, and pass it as an override, as in distributed.coordinator=none"
@@ -55,7 +60,7 @@ def refuse_untrusted(path, config):
         raise UserError(f"{path}: extends: {why}; {fix}")
 
 
-def refuse_elsewhere(path, config, layers):
+def refuse_elsewhere(path: Path, config: dict[str, Any], layers: Sequence[extends.Layer]) -> None:
     """Refuse the config.json of the working folder if its new runs would be outside of that folder,
     unless the `layers` of read_layers show that the user has overridden `checkpoint.dir`."""
     if extends.source_of("checkpoint.dir", layers) == extends.COMMAND_LINE:
@@ -66,7 +71,7 @@ def refuse_elsewhere(path, config, layers):
     if not all(isinstance(name, str) and "\0" not in name for name in names):
         return  # the check of the config refuses them
     here = path.absolute().parent
-    runs = here.joinpath(os.path.expanduser(folder), names[1])
+    runs = here.joinpath(os.path.expanduser(str(folder)), names[1])
     # Links are followed, since one that lies in the folder may lead anywhere.
     real = [Path(os.path.realpath(place)) for place in (runs, runs / names[2])]
     if outside := [place for place in real if not place.is_relative_to(here.resolve())]:
@@ -76,7 +81,7 @@ def refuse_elsewhere(path, config, layers):
         raise UserError(f"{path}: checkpoint.dir: {why}; {fix} if you trust it")
 
 
-def read_object(path):
+def read_object(path: str | Path) -> dict[str, Any]:
     """The object in one file."""
     absent = "name a config with -c, as in: python train.py -c config.json"
     config = read_value(path, absent, object_pairs_hook=without_repeats)
@@ -85,7 +90,7 @@ def read_object(path):
     return config
 
 
-def without_repeats(pairs):
+def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object as a dict; raises if it has a key twice."""
     result = {}
     for key, value in pairs:
@@ -95,7 +100,9 @@ def without_repeats(pairs):
     return result
 
 
-def text_of_problems(problems, source, layers=()):
+def text_of_problems(
+    problems: Sequence[str], source: str | None, layers: Sequence[extends.Layer] = ()
+) -> str:
     """The problems of a config, one per line, each starting with the name of the config, or of the
     file that it extends if the value is from there."""
     parents = [layer.source for layer in layers if layer.source != extends.COMMAND_LINE][:-1]
@@ -106,7 +113,7 @@ def text_of_problems(problems, source, layers=()):
     return "\n".join([*lines, f"{source}: {more} more problems"] if more else lines)
 
 
-def no_folder_name(value):
+def no_folder_name(value: Any) -> str:
     """Why a value cannot name a folder; "" if it can."""
     is_name = isinstance(value, str) and value.strip(". ") and value.isprintable()
     if not is_name or set(value) & set("/\\"):
@@ -115,14 +122,14 @@ def no_folder_name(value):
     return "" if size <= LONGEST_NAME else f"which takes at most {LONGEST_NAME} bytes, found {size}"
 
 
-def unusable(config):
+def unusable(config: dict[str, Any]) -> Iterable[tuple[str, str]]:
     """(path, why) of the values that no part of a config could use."""
     if is_deep(config):
         return [("config", f"is nested more than {DEEPEST} levels deep")]
     return unusable_values(config)
 
 
-def unusable_values(value, path=""):
+def unusable_values(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """(path, why) of every text that cannot be printed or name a file, and of every number that is
     not finite."""
     items = value.items() if isinstance(value, dict) else ()
@@ -136,7 +143,7 @@ def unusable_values(value, path=""):
         yield path, f"must be a finite number, found {show(value)}"
 
 
-def parse_words(parser, argv):
+def parse_words(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     """The arguments of a command line that takes overrides, which are words without an option."""
     arguments, unknown = parser.parse_known_intermixed_args(argv)
     for name, value in vars(arguments).items():
@@ -155,7 +162,7 @@ def parse_words(parser, argv):
     return parser.error(f"unrecognized arguments: {' '.join(unknown)}{fix}")
 
 
-def override(config, text):
+def override(config: dict[str, Any], text: str) -> dict[str, Any]:
     """The config with one `path.to.key=value` applied; a value that is not JSON is a string."""
     key_path, equals, value = text.partition("=")
     if not equals or not all(key_path.split(".")):
@@ -178,21 +185,21 @@ def override(config, text):
     return config
 
 
-def descend(node, key, text):
+def descend(node: Any, key: str, text: str) -> dict[str, Any] | list:
     """The object or list under `key`, created if it is missing.
 
     A string there becomes {"name": string}, or {"path": string} for pretrained weights.
     """
-    key = key_or_index(node, key, text)
-    child = node[key] if isinstance(node, list) else node.get(key)
+    place = key_or_index(node, key, text)
+    child = node[place] if isinstance(node, list) else node.get(place)
     if child is None:
-        child = node[key] = {}
+        child = node[place] = {}
     elif isinstance(child, str):
-        child = node[key] = {"path" if key == "pretrained" else "name": child}
+        child = node[place] = {"path" if key == "pretrained" else "name": child}
     return child
 
 
-def key_or_index(node, key, text):
+def key_or_index(node: Any, key: str, text: str) -> Any:
     """The key of an object, or the index in a list as an int."""
     if isinstance(node, dict):
         return key

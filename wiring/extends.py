@@ -2,8 +2,9 @@
 each value is."""
 
 import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from utils import UserError
 
@@ -20,12 +21,12 @@ class Layer(NamedTuple):
     says: dict
 
 
-def layers_of(path, read_object):
+def layers_of(path: Path, read_object: Callable[[Path], dict[str, Any]]) -> list[Layer]:
     """The layers of the config at `path`: its parents in order, and the file itself last. A file
     that is reached twice is taken once, where it comes first."""
     layers, done = [], set()
 
-    def add(path, above):
+    def add(path: Path, above: list[Path]) -> None:
         file = path.resolve()
         if file in above:
             circle = " -> ".join(f.name for f in [*above[above.index(file) :], file])
@@ -44,7 +45,7 @@ def layers_of(path, read_object):
     return layers
 
 
-def parents_of(path, says):
+def parents_of(path: Path, says: dict[str, Any]) -> list[Path]:
     """The paths that `extends` names, relative to the file; removes `extends` from `says`."""
     named = says.pop("extends", [])
     names = [named] if isinstance(named, str) else named
@@ -60,7 +61,9 @@ def parents_of(path, says):
     return files
 
 
-def merged(base, over, path=()):
+def merged(
+    base: dict[str, Any], over: dict[str, Any], path: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """The object `base` changed by `over`: objects are merged, null deletes a key, and any other
     value replaces the old one. A part with another name replaces the part and its args."""
     result = dict(base)
@@ -76,13 +79,13 @@ def merged(base, over, path=()):
     return result
 
 
-def deletes(path, is_there):
+def deletes(path: tuple[str, ...], is_there: bool) -> bool:
     """Whether null at a path deletes the value. If there is none in the args of a part, null is the
     argument's value."""
     return path not in NULL_IS_A_VALUE and (is_there or "args" not in path)
 
 
-def object_under(key, old, new):
+def object_under(key: str, old: Any, new: Any) -> dict[str, Any] | None:
     """The object into which a new one is merged, or None if the new one replaces it. A name alone
     is a part without args."""
     if isinstance(old, str) and isinstance(new, dict) and "name" not in new:
@@ -94,20 +97,20 @@ def object_under(key, old, new):
     return None if renamed and key != "args" else old
 
 
-def of_override(text):
+def of_override(text: str) -> Layer:
     """The Layer of one `path.to.key=value`; which value it is does not matter."""
-    says = True
+    says: Any = True
     for key in reversed(text.partition("=")[0].split(".")):
         says = {key: says}
     return Layer(COMMAND_LINE, says)
 
 
-def source_of(path, layers):
+def source_of(path: str, layers: Sequence[Layer]) -> str | None:
     """The file, or the command line, that gave the value at a path; None for a default."""
     return next((source for source, says in reversed(layers) if says_at(says, path)), None)
 
 
-def says_at(node, path):
+def says_at(node: Any, path: str) -> bool:
     """Whether an object sets a path, or replaces an object that holds it."""
     if not isinstance(node, dict) or path in node:
         return True
@@ -116,7 +119,7 @@ def says_at(node, path):
     return any(path[:i] in node and says_at(node[path[:i]], path[i + 1 :]) for i in places)
 
 
-def leaves(value, path=""):
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """(path, value) of all values in nested objects; a list is one value."""
     if not isinstance(value, dict) or not value:
         yield path, value
@@ -125,7 +128,9 @@ def leaves(value, path=""):
         yield from leaves(inner, f"{path}.{key}".lstrip("."))
 
 
-def table_of_sources(config, layers, show):
+def table_of_sources(
+    config: dict[str, Any], layers: Sequence[Layer], show: Callable[[Any], str]
+) -> str:
     """One line for each value of a config that is not a default, with the file it is from."""
     rows = [(f"{path} = {show(value)}", source_of(path, layers)) for path, value in leaves(config)]
     width = max(len(value) for value, _ in rows)

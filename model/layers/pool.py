@@ -73,7 +73,7 @@ def in_two_passes(
     return form(((rows, 1), (down, 1), (vertical, (0, 0))), x.shape[1:3], x)
 
 
-def plain_max_of_views(
+def _max_of_views(
     windows: Windows, size: tuple[int, ...], x: Float[Array, "batch height width dim"]
 ) -> Float[Array, "batch out_height out_width dim"]:
     """The maximum over the images that the positions in the window see. The first of several equal
@@ -81,7 +81,7 @@ def plain_max_of_views(
     return max_and_place(windows, x)[0]
 
 
-max_of_views = jax.custom_vjp(plain_max_of_views, nondiff_argnums=(0, 1))
+max_of_views = jax.custom_vjp(_max_of_views, nondiff_argnums=(0, 1))
 
 
 def max_and_place(
