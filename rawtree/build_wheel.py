@@ -16,8 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 NOT_SHIPPED = ("tests", "benchmarks")
-# Read by the code, or by an editor; all other files are Python.
-DATA = ("*.json", "*.js", "*.css", "*.html")
+# Read by the code, an editor or a type checker; all other files are Python.
+DATA = ("*.json", "*.js", "*.css", "*.html", "py.typed")
 TOP_DATA = ("config.schema.json", "logger_config.json")
 # How messages and docstrings call the programs and the requirements, in a clone and installed.
 WORDS = {

@@ -1,6 +1,7 @@
 """Find the function that a name in a config means, and say which arguments it takes."""
 
 import inspect
+import re
 import sys
 import typing
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ FACTS += ("bytes_per_token", "columns")
 NEW_DEFAULTS = ("ignore_label",)
 # {kind: the arguments that training passes to its parts}
 GIVEN = {"update": ("accumulate", "ema", "unroll"), "augment": ("target",)}
+LINK = r"\[([^][]*)\]\(#[^)]*\)"  # to a section of docs/parts.md
 # {module: its package} of libraries whose parts a config often names.
 INSTALLED_AS = {"flax": "flax", "equinox": "equinox", "haiku": "dm-haiku", "optax": "optax"}
 
@@ -164,13 +166,23 @@ def shown_default(value: Any) -> str:
 
 
 def listing(kind: str) -> str:
-    """All parts of a kind, each with its signature and the summary of its docstring."""
+    """All parts of a kind, each with its signature, the summary of its docstring, its import and
+    the types of its arguments."""
     functions, broken = find(kind)
     lines = [f"{kind}:"]
     for name, function in functions.items():
         lines.append(f"  {signature(name, arguments(function, KINDS[kind].given))}")
         lines.append(f"      {summary(function)}")
+        lines.append(f"      {import_of(function)}")
+        for key, parameter in config_arguments(kind, function).items():
+            shown = re.sub(LINK, r"\1", form_of(parameter.annotation).shown)
+            lines.append(f"      {key}: {shown}")
     return "\n".join(lines + [f"  {line}" for line in import_errors(broken)])
+
+
+def import_of(function: Callable) -> str:
+    """The line that imports a part."""
+    return f"from {function.__module__} import {function.__name__}"
 
 
 def summary(function: Callable | ModuleType) -> str:

@@ -30,7 +30,8 @@ to write a part.
 
 A part is named by a string, `"adamw"`, or by an object with its arguments,
 `{"name": "adamw", "args": {"lr": 0.01}}`. In a table of parts, a bold name is a part, with a link
-to its source; the rows below it are its arguments. `[an integer, ...]` is a list of any length.
+to its source, and the line that imports it in Python; the rows below it are its arguments.
+`[an integer, ...]` is a list of any length.
 """
 LAYERS = """\
 # The layers
@@ -162,7 +163,8 @@ def part_rows(kind: str, name: str, function: Callable) -> list[tuple[str, ...]]
     about = parts.summary(function)
     if facts:
         about += f" Taken from the data if left out: {', '.join(map(code, facts))}."
-    rows = [(f"**[{name}]({target(function.__module__)})**", about, "")]
+    link = f"**[{name}]({target(function.__module__)})**"
+    rows = [(link, f"{about} {code(parts.import_of(function))}", "")]
     return rows + [argument(p) for name, p in accepted.items() if name not in facts]
 
 

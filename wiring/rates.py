@@ -160,7 +160,6 @@ def with_more(names: list[str], more: Sequence) -> list[str]:
 def product(factors: list[float | Callable[[Any], Any]]) -> Any:
     """The product of numbers and functions of the step: a number, or such a function."""
     numbers = [factor for factor in factors if not callable(factor)]
-    functions = [factor for factor in factors if callable(factor)]
-    if not functions:
+    if len(numbers) == len(factors):
         return math.prod(numbers)
-    return lambda step: math.prod([*numbers, *(function(step) for function in functions)])
+    return lambda step: math.prod(f(step) if callable(f) else f for f in factors)
