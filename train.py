@@ -31,8 +31,14 @@ from utils import (
     shown_if_slow,
 )
 from wiring.build import build
-from wiring.config import override, parse_words, read_layers, refuse_elsewhere, show
-from wiring.extends import Layer, table_of_sources
+from wiring.config import (
+    Layer,
+    override,
+    parse_words,
+    read_layers,
+    refuse_elsewhere,
+    table_of_sources,
+)
 from wiring.own_modules import look_in
 from wiring.parts import listing
 
@@ -223,7 +229,7 @@ def check(parts: "Parts", config: dict[str, Any], layers: Sequence[Layer]) -> in
     print(json.dumps(parts.config, indent=2))
     if len(layers) > 1:
         print("Values that each file sets (all others are defaults):")
-        echo(table_of_sources(config, layers, show))
+        echo(table_of_sources(config, layers))
     echo(table_of_params(template.params, recipe.plan))
     try:
         recipe.plan.on_devices()

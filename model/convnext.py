@@ -45,24 +45,33 @@ def convnext(
     """
     check_image(input_shape)
     check_widths("dims", dims)
-    check_size(input_shape, patch, dims)
+    smallest = patch * 2 ** (len(dims) - 1)
+    if min(input_shape[:2]) < smallest:
+        raise ValueError(
+            f"input_shape: {tuple(input_shape)} is too small for {len(dims)} widths in dims; "
+            f"needs height and width of at least {smallest}, or fewer widths"
+        )
     plan = [(stage,) for stage in stages_of(dims, depths)]
     check_blocks(remat, plan, scan)
     apply_block = partial(block_apply, residual=residual)
 
-    init_block = partial(init_of_stage, dims, (kernel, expansion, bias, layer_scale))
+    def init_block(key: Array, stage: int) -> PyTree:
+        return block_init(key, dims[stage], kernel, expansion, bias, layer_scale)
 
     def init(key: Array) -> tuple[PyTree, PyTree]:
         stem, blocks, downs, hidden, classes = jax.random.split(key, 5)
         keys = jax.random.split(blocks, len(plan))
-        downs = zip(jax.random.split(downs, len(dims) - 1), pairwise(dims), strict=True)
+        widths = zip(jax.random.split(downs, len(dims) - 1), pairwise(dims), strict=True)
         return {
             "stem": {
                 "conv": conv2d_init(stem, input_shape[-1], dims[0], patch, bias=bias),
                 "norm": layer_norm_init(dims[0]),
             },
             "blocks": blocks_init(keys, plan, init_block, scan),
-            "downsample": [down_init(k, *widths, bias) for k, widths in downs],
+            "downsample": [
+                {"norm": layer_norm_init(a), "conv": conv2d_init(k, a, b, 2, bias=bias)}
+                for k, (a, b) in widths
+            ],
             "head": head_init(hidden, classes, dims[-1], head_dim, num_classes),
         }, {}
 
@@ -88,15 +97,6 @@ def convnext(
     return Model(init, apply)
 
 
-def check_size(input_shape: tuple[int, ...], patch: int, dims: tuple[int, ...]) -> None:
-    smallest = patch * 2 ** (len(dims) - 1)
-    if min(input_shape[:2]) < smallest:
-        raise ValueError(
-            f"input_shape: {tuple(input_shape)} is too small for {len(dims)} widths in dims; "
-            f"needs height and width of at least {smallest}, or fewer widths"
-        )
-
-
 def stages_of(dims: tuple[int, ...], depths: tuple[int, ...] | None) -> list[int]:
     """The stage of each block, as an index into `dims`."""
     depths = (1,) * len(dims) if depths is None else tuple(depths)
@@ -108,23 +108,12 @@ def stages_of(dims: tuple[int, ...], depths: tuple[int, ...] | None) -> list[int
     return [stage for stage, depth in enumerate(depths) for _ in range(depth)]
 
 
-def down_init(key: Array, in_dim: int, out_dim: int, bias: bool) -> PyTree:
-    return {
-        "norm": layer_norm_init(in_dim),
-        "conv": conv2d_init(key, in_dim, out_dim, 2, bias=bias),
-    }
-
-
 def head_init(k1: Array, k2: Array, dim: int, head_dim: int | None, num_classes: int) -> PyTree:
     norm = {"norm": layer_norm_init(dim)}
     if head_dim is None:
         return norm | {"classes": linear_init(k2, dim, num_classes)}
     hidden, classes = linear_init(k1, dim, head_dim), linear_init(k2, head_dim, num_classes)
     return norm | {"hidden": hidden, "classes": classes}
-
-
-def init_of_stage(dims: tuple[int, ...], form: tuple, key: Array, stage: int) -> PyTree:
-    return block_init(key, dims[stage], *form)
 
 
 def block_init(

@@ -16,9 +16,18 @@ from jaxtyping import Array, Bool, Float, Int, Integer, PyTree
 from model.base import Model
 from model.checks import Depth
 from model.layers.activations import gelu, gelu_tanh, silu
-from model.layers.attention import attend, split_heads
+from model.layers.attention import (
+    Angles,
+    Entry,
+    attend,
+    empty_cache,
+    rotary,
+    rotation,
+    split_heads,
+    visible,
+    written,
+)
 from model.layers.blocks import apply_blocks, blocks_init, check_blocks, unrolled
-from model.layers.cache import Entry, empty_cache, visible, written
 from model.layers.dropout import dropout as drop
 from model.layers.dropout import split_key
 from model.layers.embedding import embedding, embedding_init, unembedding
@@ -26,7 +35,6 @@ from model.layers.forms import are_free
 from model.layers.initializers import normal
 from model.layers.linear import linear, linear_init, linears
 from model.layers.norm import layer_norm, layer_norm_init, rms_norm, rms_norm_init
-from model.layers.rotary import Angles, rotary, rotation
 from utils.forms import Count, Fraction, Positive, checked
 
 NORMS = {"layer": (layer_norm_init, layer_norm), "rms": (rms_norm_init, rms_norm)}
@@ -87,12 +95,34 @@ def gpt(
     {"tokens": ..., "segments": ...}: a token sees only those of its own segment.
     """
     kv_heads = kv_heads or heads
-    check_heads(dim, heads, kv_heads, positions)
+    if dim % heads:
+        raise ValueError(f"heads: {heads} must divide dim ({dim})")
+    if heads % kv_heads:
+        raise ValueError(f"kv_heads: {kv_heads} must divide heads ({heads})")
+    if positions == "rotary" and dim // heads % 2:
+        raise ValueError(f"heads: rotary positions need an even width of a head, got {dim}/{heads}")
     check_blocks(remat, [()] * depth, scan)
     hidden = hidden or (-(-8 * dim // 24) * 8 if feed_forward == "swiglu" else 4 * dim)
-    sizes = (vocab_size, length or input_shape[0], dim, depth, heads, kv_heads)
-    choices = (positions, norm, feed_forward, hidden, qk_norm, tied, bias, eps, rotary_base)
-    form = Form(*sizes, *choices, dropout, remat, scan)
+    form = Form(
+        vocab_size,
+        length or input_shape[0],
+        dim,
+        depth,
+        heads,
+        kv_heads,
+        positions,
+        norm,
+        feed_forward,
+        hidden,
+        qk_norm,
+        tied,
+        bias,
+        eps,
+        rotary_base,
+        dropout,
+        remat,
+        scan,
+    )
     return Model(partial(init, form), partial(apply, form), partial(cache, form))
 
 
@@ -122,7 +152,11 @@ def apply(
     key: Array | None = None,
 ) -> tuple[Float[Array, "batch time vocab"], PyTree]:
     tokens, segments = (x["tokens"], x["segments"]) if isinstance(x, dict) else (x, None)
-    check_length(tokens.shape[1], form.length)
+    length = tokens.shape[1]
+    if isinstance(length, int) and length > form.length:
+        raise ValueError(
+            f"length: the model takes texts of up to {form.length} tokens, got {length}"
+        )
     first, *keys = split_key(key, form.depth + 1)
     cached = state.get("cache")
     where = token_positions(tokens, segments, cached)  # (T,) or (B, T)
@@ -131,7 +165,9 @@ def apply(
         y, angles = y + positions_at(params["positions"], where), None
     else:
         angles = rotation(where, form.dim // form.heads, form.rotary_base)
-    mask = visible(cached, where) if cached else same_segment(segments)
+    mask = visible(cached, where) if cached else None
+    if segments is not None and not cached:  # a token sees those of its own segment
+        mask = segments[:, None, :, None] == segments[:, None, None, :]
     block = partial(block_apply, form, angles=angles, mask=mask, where=where, train=train)
     entries = cached["blocks"] if cached else None
     y = drop(first, y, form.dropout, train=train)
@@ -150,20 +186,6 @@ def cache(form: Form, batch_size: int, size: int | None = None) -> PyTree:
     return {
         "cache": empty_cache(batch_size, size or form.length, form.kv_heads, head_dim, form.depth)
     }
-
-
-def check_heads(dim: int, heads: int, kv_heads: int, positions: str) -> None:
-    if dim % heads:
-        raise ValueError(f"heads: {heads} must divide dim ({dim})")
-    if heads % kv_heads:
-        raise ValueError(f"kv_heads: {kv_heads} must divide heads ({heads})")
-    if positions == "rotary" and dim // heads % 2:
-        raise ValueError(f"heads: rotary positions need an even width of a head, got {dim}/{heads}")
-
-
-def check_length(tokens: int, length: int) -> None:
-    if isinstance(tokens, int) and tokens > length:
-        raise ValueError(f"length: the model takes texts of up to {length} tokens, got {tokens}")
 
 
 def token_positions(
@@ -191,13 +213,6 @@ def positions_at(
     if where.ndim == 1:  # the first positions: a slice, whose gradient is not a scatter
         return lax.slice_in_dim(params["weight"], 0, where.shape[0])
     return embedding(params, where)
-
-
-def same_segment(
-    segments: Integer[Array, "batch time"] | None,
-) -> Bool[Array, "batch 1 time time"] | None:
-    """Whether a token may see another one, (B, 1, T, T); None without segments."""
-    return None if segments is None else segments[:, None, :, None] == segments[:, None, None, :]
 
 
 def block_init(form: Form, key: Array) -> PyTree:

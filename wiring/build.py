@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from utils import UserError
-from wiring import extends, tree, vary
-from wiring.config import text_of_problems, unusable
+from wiring import tree, vary
+from wiring.config import Layer, text_of_problems, unusable
 from wiring.own_modules import own_files
 from wiring.tree import Bad, Part, Scope, built
 
@@ -31,7 +31,7 @@ def build(
     source: str,
     trusted: bool = True,
     folders: Sequence[Path] = (),
-    layers: Sequence[extends.Layer] = (),
+    layers: Sequence[Layer] = (),
 ) -> "Parts":
     """The parts of a config, one field per key, with `facts` and the resolved `config`.
 
