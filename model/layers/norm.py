@@ -82,7 +82,7 @@ def batch_norm(
     if not train:
         return by_statistics(params, state, x, eps=eps), state
     y, batch = by_own_statistics(eps, params, widen(x))
-    state = {name: blend(state[name], batch[name], momentum) for name in batch}
+    state = {name: momentum * state[name] + (1 - momentum) * batch[name] for name in batch}
     return y.astype(x.dtype), state
 
 
@@ -134,12 +134,6 @@ def by_statistics(
     """Standardizes the last axis by a given mean and variance, then a learned scale and bias."""
     factor = lax.rsqrt(statistics["var"] + eps) * params["scale"]
     return ((widen(x) - statistics["mean"]) * factor + params["bias"]).astype(x.dtype)
-
-
-def blend(
-    old: Float[Array, "dim"], new: Float[Array, "dim"], momentum: float | Array
-) -> Float[Array, "dim"]:
-    return momentum * old + (1 - momentum) * new
 
 
 def standardize(
