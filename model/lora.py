@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from model.base import Model
-from model.layers.blocks import NAME
 from model.layers.initializers import uniform_with_variance
+from utils import is_stacked, named_leaves
 from utils.forms import Count, Positive, checked
 
 
@@ -38,7 +38,7 @@ def lora(
     or with `rank_stabilized` `alpha / sqrt(rank)` times (Kalajdzievski, 2023). `dora` also trains
     the length of each column of a weight, apart from its direction (Liu et al., 2024)."""
     shapes, plain_state = jax.eval_shape(base.init, jax.random.key(0))
-    structure, shapes = jax.tree.structure(shapes), named(shapes)
+    structure, shapes = jax.tree.structure(shapes), named_leaves(shapes)
     if not isinstance(plain_state, dict):
         raise ValueError(f"base: its state must be a dict, got {type(plain_state).__name__}")
     trained = matching("whole", whole, shapes)
@@ -48,7 +48,10 @@ def lora(
 
     def init(key: Array) -> tuple[PyTree, PyTree]:
         params, state = base.init(key)
-        params, keys = named(params), jax.random.split(jax.random.fold_in(key, 1), len(chosen))
+        params, keys = (
+            named_leaves(params),
+            jax.random.split(jax.random.fold_in(key, 1), len(chosen)),
+        )
         factors = {
             name: factors_init(own, params[name], rank, is_stacked(name), dora)
             for name, own in zip(chosen, keys, strict=True)
@@ -128,17 +131,6 @@ def product(factors: dict[str, Array], stacked: bool) -> Float[Array, "*axes out
     """The change of a leaf, without its scale."""
     multiply = partial(jnp.tensordot, axes=1)
     return (jax.vmap(multiply) if stacked else multiply)(factors["a"], factors["b"])
-
-
-def is_stacked(name: str) -> bool:
-    """Whether a leaf holds the weights of several blocks along its first axis."""
-    return any(match and match[2] for match in map(partial(re.fullmatch, NAME), name.split("/")))
-
-
-def named(tree: PyTree) -> dict[str, Array]:
-    """{name: leaf}, in the order of the tree."""
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
 def matching(argument: str, regexes: tuple[str, ...], names: Collection[str]) -> list[str]:
