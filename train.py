@@ -12,9 +12,11 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from training.devices.signals import end_at_signals
 from training.kinds import KINDS
@@ -29,15 +31,24 @@ from utils import (
     shown_if_slow,
 )
 from wiring.build import build
-from wiring.config import override, parse_words, read_layers, refuse_elsewhere, show
-from wiring.extends import table_of_sources
+from wiring.config import (
+    Layer,
+    override,
+    parse_words,
+    read_layers,
+    refuse_elsewhere,
+    table_of_sources,
+)
 from wiring.own_modules import look_in
 from wiring.parts import listing
+
+if TYPE_CHECKING:
+    from training.base import Parts
 
 ROOT = Path(__file__).resolve().parent
 
 
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; a mistake, or a fault of the machine, ends with one message."""
     open_closed_streams()
     arguments = parse(argv)
@@ -58,7 +69,7 @@ def main(argv=None):
         return failed(error)
 
 
-def parse(argv):
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train the model that a config file describes.")
     add = parser.add_argument
     add("-c", "--config", help="the config file (default: config.json, or that of the named run)")
@@ -107,14 +118,14 @@ def parse(argv):
     return arguments
 
 
-def steps_of_test(text):
+def steps_of_test(text: str) -> int:
     """The number after --find-lr."""
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"takes a number of steps, got {text!r}; put it last")
     return int(text)
 
 
-def do(arguments):
+def do(arguments: argparse.Namespace) -> int:
     """Run the command that the arguments select, and return its exit code."""
     if arguments.list:
         return list_parts(arguments.list)
@@ -168,7 +179,7 @@ def do(arguments):
     return train(parts, ROOT, arguments.resume, arguments.override)
 
 
-def config_file(arguments):
+def config_file(arguments: argparse.Namespace) -> tuple[Path, bool]:
     """(the config file, whether it is trusted, so that its dotted names are imported). A config
     that is named with -c is trusted, and so is the one in this folder; that of a run, or of any
     other working directory, only with --trust."""
@@ -182,14 +193,14 @@ def config_file(arguments):
     return run_folder_of(run, f"--{option}") / "config.json", arguments.trust
 
 
-def named_run(arguments):
+def named_run(arguments: argparse.Namespace) -> tuple[str, str] | None:
     """(the option that names a run or a checkpoint, what it names), or None."""
     options = ("resume", "evaluate", "watch")
     given = ((option, getattr(arguments, option)) for option in options)
     return next(((option, named) for option, named in given if named and named != "auto"), None)
 
 
-def list_parts(kind):
+def list_parts(kind: str) -> int:
     """--list: print every name of a kind, or of all."""
     if kind != "all" and kind not in KINDS:
         raise UserError(f"--list: there is no kind {kind!r}; there are {', '.join(KINDS)}")
@@ -198,7 +209,7 @@ def list_parts(kind):
     return DONE
 
 
-def report(folders):
+def report(folders: list[str]) -> int:
     """--report: write report.html."""
     from training.report.page import write_report
 
@@ -206,7 +217,7 @@ def report(folders):
     return DONE
 
 
-def check(parts, config, layers):
+def check(parts: "Parts", config: dict[str, Any], layers: Sequence[Layer]) -> int:
     """--check: print the resolved config and the model and, if the config extends other files, from
     which file each value comes."""
     from training.commands.shape_check import table_of_params
@@ -218,7 +229,7 @@ def check(parts, config, layers):
     print(json.dumps(parts.config, indent=2))
     if len(layers) > 1:
         print("Values that each file sets (all others are defaults):")
-        echo(table_of_sources(config, layers, show))
+        echo(table_of_sources(config, layers))
     echo(table_of_params(template.params, recipe.plan))
     try:
         recipe.plan.on_devices()
@@ -227,7 +238,9 @@ def check(parts, config, layers):
     return DONE
 
 
-def launch_processes(count, config, build_parts):
+def launch_processes(
+    count: int, config: dict[str, Any], build_parts: "Callable[[dict[str, Any]], Parts]"
+) -> int:
     """--processes: start processes that train together; mistakes are reported before they start."""
     from training.checkpoint.storage import check_format
     from training.devices.launcher import launch
@@ -243,7 +256,7 @@ def launch_processes(count, config, build_parts):
     return launch(count)
 
 
-def fast_dev_run(config, build_parts):
+def fast_dev_run(config: dict[str, Any], build_parts: "Callable[[dict[str, Any]], Parts]") -> int:
     """--fast-dev-run: two steps of everything in a temporary folder, so that any mistake shows
     within seconds."""
     from training import processes
@@ -279,14 +292,14 @@ def fast_dev_run(config, build_parts):
     return code
 
 
-def positions(nodes, name):
+def positions(nodes: Any, name: str) -> list[int]:
     """The positions at which a list of a config names a part."""
     nodes = nodes if isinstance(nodes, list) else []
     names = [node.get("name") if isinstance(node, dict) else node for node in nodes]
     return [i for i, other in enumerate(names) if other == name]
 
 
-def leave(code):
+def leave(code: int) -> NoReturn:
     """End with an exit code. A process that failed does not wait for threads that still compile
     programs, nor for other processes, which may never end."""
     processes = sys.modules.get(f"{PACKAGE}training.processes")

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, PyTree
 
 from model.base import Model
 from model.checks import check_image, check_widths
@@ -43,7 +44,7 @@ def airbench(
         )
     numbers = patch**2 * input_shape[-1]  # in a patch
 
-    def init(key):
+    def init(key: Array) -> tuple[PyTree, PyTree]:
         whiten_key, head_key, *keys = jax.random.split(key, len(widths) + 2)
         whiten = conv2d_init(whiten_key, input_shape[-1], 2 * numbers, patch, init=narrow_uniform)
         dims = zip(keys, (2 * numbers, *widths), widths, strict=False)
@@ -52,11 +53,18 @@ def airbench(
         params = {"whiten": whiten, "blocks": list(blocks), "head": head}
         return params, {"blocks": list(states)}
 
-    def fit(params, state, x):
+    def fit(params: PyTree, state: PyTree, x: np.ndarray) -> tuple[PyTree, PyTree]:
         whiten = params["whiten"] | {"weight": jnp.asarray(whitening(x, patch), jnp.float32)}
         return params | {"whiten": whiten}, state
 
-    def apply(params, state, x, *, train=False, key=None):
+    def apply(
+        params: PyTree,
+        state: PyTree,
+        x: Float[Array, "batch height width channels"],
+        *,
+        train: bool = False,
+        key: Array | None = None,
+    ) -> tuple[Float[Array, "batch classes"], PyTree]:
         x, states = gelu(conv2d(params["whiten"], x, padding="VALID")), []
         for block, old in zip(params["blocks"], state["blocks"], strict=True):
             x, new = block_apply(block, old, x, train)
@@ -66,7 +74,7 @@ def airbench(
     return Model(init, apply, fit=fit)
 
 
-def block_init(key, in_dim, out_dim):
+def block_init(key: Array, in_dim: int, out_dim: int) -> tuple[PyTree, PyTree]:
     k1, k2 = jax.random.split(key)
     norm, state = batch_norm_init(out_dim)
     first = conv2d_init(k1, in_dim, out_dim, 3, bias=False, init=identity_first)
@@ -75,7 +83,9 @@ def block_init(key, in_dim, out_dim):
     return params, {"norm1": state, "norm2": state}
 
 
-def block_apply(params, state, x, train):
+def block_apply(
+    params: PyTree, state: PyTree, x: Float[Array, "batch height width in_dim"], train: bool
+) -> tuple[Float[Array, "batch half_height half_width out_dim"], PyTree]:
     """(B, H, W, in) -> (B, H/2, W/2, out), and the statistics."""
     x = max_pool(conv2d(params["first"], x), 2)
     x, norm1 = batch_norm(params["norm1"], state["norm1"], x, train=train, **NORM)
@@ -84,12 +94,12 @@ def block_apply(params, state, x, train):
     return gelu(x), {"norm1": norm1, "norm2": norm2}
 
 
-def narrow_uniform(key, shape):
+def narrow_uniform(key: Array, shape: tuple[int, ...]) -> Array:
     """Uniform up to 1 / sqrt(fan_in), the default of PyTorch."""
     return uniform_with_variance(key, shape, 1 / (3 * fans(shape)[0]))
 
 
-def identity_first(key, shape):
+def identity_first(key: Array, shape: tuple[int, ...]) -> Array:
     """The first outputs of a convolution are its inputs, the other weights are random."""
     height, width, in_dim, out_dim = shape
     weight, same = narrow_uniform(key, shape), min(in_dim, out_dim)
@@ -97,7 +107,7 @@ def identity_first(key, shape):
     return weight.at[..., :same].set(centre.set(jnp.eye(in_dim, same)))
 
 
-def whitening(x, size):
+def whitening(x: np.ndarray, size: int) -> np.ndarray:
     """Weights (size, size, channels, 2n) of a convolution whose first n outputs are uncorrelated
     over the patches of the images x, with a mean square of about 1, and whose others are minus
     these. They are the eigenvectors of the patches' second moments, the largest first."""

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
 
 from model.base import Model
 from model.checks import Depth, check_image, check_widths
@@ -44,28 +45,44 @@ def convnext(
     """
     check_image(input_shape)
     check_widths("dims", dims)
-    check_size(input_shape, patch, dims)
+    smallest = patch * 2 ** (len(dims) - 1)
+    if min(input_shape[:2]) < smallest:
+        raise ValueError(
+            f"input_shape: {tuple(input_shape)} is too small for {len(dims)} widths in dims; "
+            f"needs height and width of at least {smallest}, or fewer widths"
+        )
     plan = [(stage,) for stage in stages_of(dims, depths)]
     check_blocks(remat, plan, scan)
     apply_block = partial(block_apply, residual=residual)
 
-    init_block = partial(init_of_stage, dims, (kernel, expansion, bias, layer_scale))
+    def init_block(key: Array, stage: int) -> PyTree:
+        return block_init(key, dims[stage], kernel, expansion, bias, layer_scale)
 
-    def init(key):
+    def init(key: Array) -> tuple[PyTree, PyTree]:
         stem, blocks, downs, hidden, classes = jax.random.split(key, 5)
         keys = jax.random.split(blocks, len(plan))
-        downs = zip(jax.random.split(downs, len(dims) - 1), pairwise(dims), strict=True)
+        widths = zip(jax.random.split(downs, len(dims) - 1), pairwise(dims), strict=True)
         return {
             "stem": {
                 "conv": conv2d_init(stem, input_shape[-1], dims[0], patch, bias=bias),
                 "norm": layer_norm_init(dims[0]),
             },
             "blocks": blocks_init(keys, plan, init_block, scan),
-            "downsample": [down_init(k, *widths, bias) for k, widths in downs],
+            "downsample": [
+                {"norm": layer_norm_init(a), "conv": conv2d_init(k, a, b, 2, bias=bias)}
+                for k, (a, b) in widths
+            ],
             "head": head_init(hidden, classes, dims[-1], head_dim, num_classes),
         }, {}
 
-    def apply(params, state, x, *, train=False, key=None):
+    def apply(
+        params: PyTree,
+        state: PyTree,
+        x: Float[Array, "batch height width channels"],
+        *,
+        train: bool = False,
+        key: Array | None = None,
+    ) -> tuple[Float[Array, "batch classes"], PyTree]:
         stem, head = params["stem"], params["head"]
         x = layer_norm(stem["norm"], conv2d(stem["conv"], x, stride=patch, padding="VALID"))
         for numbers, (stage,) in equal_runs(plan):
@@ -80,16 +97,7 @@ def convnext(
     return Model(init, apply)
 
 
-def check_size(input_shape, patch, dims):
-    smallest = patch * 2 ** (len(dims) - 1)
-    if min(input_shape[:2]) < smallest:
-        raise ValueError(
-            f"input_shape: {tuple(input_shape)} is too small for {len(dims)} widths in dims; "
-            f"needs height and width of at least {smallest}, or fewer widths"
-        )
-
-
-def stages_of(dims, depths):
+def stages_of(dims: tuple[int, ...], depths: tuple[int, ...] | None) -> list[int]:
     """The stage of each block, as an index into `dims`."""
     depths = (1,) * len(dims) if depths is None else tuple(depths)
     if len(depths) != len(dims) or min(depths) < 1:
@@ -100,14 +108,7 @@ def stages_of(dims, depths):
     return [stage for stage, depth in enumerate(depths) for _ in range(depth)]
 
 
-def down_init(key, in_dim, out_dim, bias):
-    return {
-        "norm": layer_norm_init(in_dim),
-        "conv": conv2d_init(key, in_dim, out_dim, 2, bias=bias),
-    }
-
-
-def head_init(k1, k2, dim, head_dim, num_classes):
+def head_init(k1: Array, k2: Array, dim: int, head_dim: int | None, num_classes: int) -> PyTree:
     norm = {"norm": layer_norm_init(dim)}
     if head_dim is None:
         return norm | {"classes": linear_init(k2, dim, num_classes)}
@@ -115,11 +116,9 @@ def head_init(k1, k2, dim, head_dim, num_classes):
     return norm | {"hidden": hidden, "classes": classes}
 
 
-def init_of_stage(dims, form, key, stage):
-    return block_init(key, dims[stage], *form)
-
-
-def block_init(key, dim, kernel, expansion, bias, layer_scale):
+def block_init(
+    key: Array, dim: int, kernel: int, expansion: int, bias: bool, layer_scale: float | None
+) -> PyTree:
     k1, k2, k3 = jax.random.split(key, 3)
     params = {
         "dwconv": conv2d_init(k1, dim, dim, kernel, groups=dim, bias=bias),
@@ -130,7 +129,9 @@ def block_init(key, dim, kernel, expansion, bias, layer_scale):
     return params if layer_scale is None else params | {"scale": jnp.full(dim, layer_scale)}
 
 
-def block_apply(params, x, *, residual):
+def block_apply(
+    params: PyTree, x: Float[Array, "batch height width channels"], *, residual: bool
+) -> tuple[Float[Array, "batch height width channels"], None]:
     """(x, None): the depthwise kernel mixes positions, the 1x1 convolutions mix channels."""
     y = layer_norm(params["norm"], conv2d(params["dwconv"], x))  # (B, H, W, C)
     y = conv2d(params["project"], gelu(conv2d(params["expand"], y)))

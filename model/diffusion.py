@@ -7,37 +7,55 @@ predicts epsilon, or the velocity v = signal(t) * epsilon - noise(t) * x (Salima
 """
 
 import math
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, ArrayLike, Float, Int, PyTree
+
+from model.base import Model
 
 NO_CLASS = -1  # the label for which a model predicts without knowing the class
 EDGE = math.atan(math.exp(-5))  # the first and last ratio of noise and signal: e^-5 and e^5
 
 
-def levels(time):
+def levels(time: Float[Array, "*shape"]) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
     """(signal, noise), whose squares add up to 1: the cosine schedule (Nichol and Dhariwal, 2021)
     without its ends, where nothing is left of the noise or of the image."""
     angle = EDGE + time * (math.pi / 2 - 2 * EDGE)
     return jnp.cos(angle), jnp.sin(angle)
 
 
-def with_noise(x, epsilon, time):
+def with_noise(
+    x: Float[Array, "batch *shape"],
+    epsilon: Float[Array, "batch *shape"],
+    time: Float[Array, "batch"],
+) -> Float[Array, "batch *shape"]:
     """Images x at times (B,)."""
     signal, noise = levels(per_image(time, x))
     return signal * x + noise * epsilon
 
 
-def target(prediction, x, epsilon, time):
+def target(
+    prediction: str,
+    x: Float[Array, "batch *shape"],
+    epsilon: Float[Array, "batch *shape"],
+    time: Float[Array, "batch"],
+) -> Float[Array, "batch *shape"]:
     """The value that the model has to predict, "v" or "epsilon"."""
     signal, noise = levels(per_image(time, x))
     return signal * epsilon - noise * x if prediction == "v" else epsilon
 
 
-def parts(prediction, z, output, time):
+def parts(
+    prediction: str,
+    z: Float[Array, "batch *shape"],
+    output: Float[Array, "batch *shape"],
+    time: Float[Array, "batch"],
+) -> tuple[Float[Array, "batch *shape"], Float[Array, "batch *shape"]]:
     """(x, epsilon) of the images z, from the output of the model."""
     signal, noise = levels(per_image(time, z))
     if prediction == "v":
@@ -45,23 +63,25 @@ def parts(prediction, z, output, time):
     return (z - noise * output) / signal, output
 
 
-def per_image(time, x):
+def per_image(
+    time: Float[Array, "batch"], x: Float[Array, "batch *shape"]
+) -> Float[Array, "batch *ones"]:
     """Times (B,) in a shape that broadcasts with images x."""
     return time.reshape(time.shape + (1,) * (x.ndim - time.ndim))
 
 
 def sample(
-    model,
-    params,
-    key,
-    labels,
+    model: Model,
+    params: PyTree,
+    key: Array,
+    labels: ArrayLike | Sequence[int],
     *,
-    state=None,
-    steps=50,
-    guidance=1.0,
-    prediction="v",
-    bounds=(-1.0, 1.0),
-):
+    state: PyTree | None = None,
+    steps: int = 50,
+    guidance: float = 1.0,
+    prediction: str = "v",
+    bounds: tuple[float, float] | None = (-1.0, 1.0),
+) -> Float[Array, "batch *shape"]:
     """Images that the model makes of noise in `steps` steps of DDIM (Song et al., 2021).
 
     `labels` are one class per image, -1 for none, or the number of images without a class. With a
@@ -81,22 +101,24 @@ def sample(
     if given.ndim > 1 or given.dtype.kind not in "iu" or count < 1:
         raise ValueError(f"labels: must be one integer per image, or a number of images: {labels}")
     labels = np.full(count, NO_CLASS) if given.ndim == 0 else given
-    if "label" not in model.inputs() and labels.max() != NO_CLASS:
+    inputs = inputs_of(model)
+    if "label" not in inputs and labels.max() != NO_CLASS:
         raise ValueError("labels: the model knows no classes; pass a number of images")
     classes = class_count(params)
     if classes and not NO_CLASS <= labels.min() <= labels.max() < classes:
         wrong = next(int(label) for label in labels if not NO_CLASS <= label < classes)
         known = f"the model has {classes}, 0 to {classes - 1}, and -1 is none"
         raise ValueError(f"labels: there is no class {wrong}; {known}")
-    z = jax.random.normal(key, (len(labels), *model.inputs()["image"].shape))
+    z = jax.random.normal(key, (len(labels), *inputs["image"].shape))
     step = compiled(model, float(guidance), prediction, bounds and tuple(bounds))
     times = np.linspace(1, 0, steps + 1, dtype=np.float32)
+    x = z
     for time, later in pairwise(times):
         z, x = step(params, state or {}, z, labels.astype(np.int32), time, later)
     return x
 
 
-def class_count(params):
+def class_count(params: PyTree) -> int | None:
     """The number of classes of a model whose table `label` has a row for no class and one for each
     of them, as that of `unet`; None for other models."""
     table = params.get("label") if isinstance(params, dict) else None
@@ -104,17 +126,32 @@ def class_count(params):
     return None if weight is None else weight.shape[-2] - 1
 
 
-def sees_noise(model):
+def inputs_of(model: Model) -> PyTree:
+    """The shapes of one example for a model whose x is not that of the data; None for others."""
+    inputs = getattr(model, "inputs", None)
+    return inputs() if inputs else None
+
+
+def sees_noise(model: Model) -> bool:
     """Whether a model takes a noisy image and its time, as `unet` does."""
-    spec = model.inputs() if getattr(model, "inputs", None) else None
-    return isinstance(spec, dict) and {"image", "time"} <= spec.keys()
+    inputs = inputs_of(model)
+    return isinstance(inputs, dict) and {"image", "time"} <= inputs.keys()
 
 
 @lru_cache(16)
-def compiled(model, guidance, prediction, bounds):
+def compiled(
+    model: Model, guidance: float, prediction: str, bounds: tuple[float, float] | None
+) -> Callable:
     """The program of one step: from the images at a time to the images at a smaller time."""
 
-    def step(params, state, z, labels, time, later):
+    def step(
+        params: PyTree,
+        state: PyTree,
+        z: Float[Array, "batch *shape"],
+        labels: Int[Array, "batch"],
+        time: float | Array,
+        later: float | Array,
+    ) -> tuple[Float[Array, "batch *shape"], Float[Array, "batch *shape"]]:
         time, later = (jnp.full(len(z), t) for t in (time, later))
         output = guided(model, params, state, {"image": z, "time": time, "label": labels}, guidance)
         x, epsilon = parts(prediction, z, output, time)
@@ -127,10 +164,12 @@ def compiled(model, guidance, prediction, bounds):
     return jax.jit(step)
 
 
-def guided(model, params, state, x, guidance):
+def guided(
+    model: Model, params: PyTree, state: PyTree, x: dict[str, Array], guidance: float
+) -> Array:
     """The output of the model, with classifier-free guidance."""
     without = x | {"label": jnp.full_like(x["label"], NO_CLASS)}
-    if "label" not in model.inputs():
+    if "label" not in inputs_of(model):
         x = {name: value for name, value in x.items() if name != "label"}
         return model.apply(params, state, x)[0]
     if guidance in (0, 1):

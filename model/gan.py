@@ -3,6 +3,7 @@ distinguishes them from real ones. They are convolutional, as in Radford et al.,
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
 
 from model.base import Model
 from model.checks import check_image
@@ -27,14 +28,21 @@ def gan(input_shape: tuple[int, ...], latent: Count = 64, width: Count = 32) -> 
         raise ValueError(f"input_shape: height and width must be multiples of 4, got {input_shape}")
     small = (height // 4, side // 4, 2 * width)
 
-    def init(key):
+    def init(key: Array) -> tuple[PyTree, PyTree]:
         k1, k2 = jax.random.split(key)
         return {
             "generator": generator_init(k1, latent, small, channels),
             "discriminator": discriminator_init(k2, small, channels),
         }, {}
 
-    def apply(params, state, x, *, train=False, key=None):
+    def apply(
+        params: PyTree,
+        state: PyTree,
+        x: Float[Array, "batch latent"] | Float[Array, "batch height width channels"],
+        *,
+        train: bool = False,
+        key: Array | None = None,
+    ) -> tuple[Float[Array, "batch *image"], PyTree]:
         if x.ndim == 2:
             return generator(params["generator"], x, small), state
         return discriminator(params["discriminator"], x), state
@@ -42,7 +50,7 @@ def gan(input_shape: tuple[int, ...], latent: Count = 64, width: Count = 32) -> 
     return Model(init, apply, inputs=lambda: jax.ShapeDtypeStruct((latent,), jnp.float32))
 
 
-def generator_init(key, latent, small, channels):
+def generator_init(key: Array, latent: int, small: tuple[int, int, int], channels: int) -> PyTree:
     k1, k2, k3, k4, k5 = jax.random.split(key, 5)
     height, side, wide = small
     width, last = wide // 2, max(8, wide // 8)
@@ -57,7 +65,9 @@ def generator_init(key, latent, small, channels):
     }
 
 
-def generator(params, z, small):
+def generator(
+    params: PyTree, z: Float[Array, "batch latent"], small: tuple[int, int, int]
+) -> Float[Array, "batch height width channels"]:
     """(B, latent) -> (B, H, W, channels)."""
     x = linear(params["first"], z).reshape(z.shape[0], *small)
     x = doubled(params["up1"], relu(layer_norm(params["norm1"], x)))
@@ -65,7 +75,9 @@ def generator(params, z, small):
     return sigmoid(conv2d(params["out"], relu(doubled(params["up2"], x))))
 
 
-def doubled(params, x):
+def doubled(
+    params: PyTree, x: Float[Array, "batch height width dim"]
+) -> Float[Array, "batch double_height double_width out_dim"]:
     """Turn each pixel into 2 x 2 pixels: (B, H, W, C) -> (B, 2 H, 2 W, C'). It is a transposed
     convolution of stride 2 without overlaps, computed as a product of matrices."""
     batch, height, width, _ = x.shape
@@ -73,7 +85,7 @@ def doubled(params, x):
     return x.reshape(batch, 2 * height, 2 * width, -1)
 
 
-def discriminator_init(key, small, channels):
+def discriminator_init(key: Array, small: tuple[int, int, int], channels: int) -> PyTree:
     k1, k2, k3 = jax.random.split(key, 3)
     height, side, wide = small
     return {
@@ -83,7 +95,9 @@ def discriminator_init(key, small, channels):
     }
 
 
-def discriminator(params, x):
+def discriminator(
+    params: PyTree, x: Float[Array, "batch height width channels"]
+) -> Float[Array, "batch"]:
     """(B, H, W, channels) -> (B,)."""
     x = leaky_relu(conv2d(params["conv1"], x, stride=2), 0.2)
     x = leaky_relu(conv2d(params["conv2"], x, stride=2), 0.2)

@@ -4,6 +4,7 @@ for tokens in stream(model, params, [prompt], 200, Sampling(temperature=0.8, top
     print(tokenizer.decode(tokens[0]), end="")
 """
 
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -11,7 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
 
+from model.base import Model
 from model.layers.blocks import unrolled
 from model.sampling import (
     COLDEST,
@@ -27,7 +30,17 @@ CHUNK = 16  # tokens of one call: few enough to watch, enough to hide what a cal
 SHORTEST = 16  # prompts are padded to powers of 2 from here on, so that few lengths are compiled
 
 
-def generate(model, params, prompts, tokens, sampling=None, *, state=None, seed=0, stop=None):
+def generate(
+    model: Model,
+    params: PyTree,
+    prompts: Sequence[ArrayLike],
+    tokens: int,
+    sampling: Sampling | None = None,
+    *,
+    state: PyTree | None = None,
+    seed: int = 0,
+    stop: int | None = None,
+) -> list[np.ndarray]:
     """The `tokens` tokens that follow each prompt; prompts and results are lists of arrays of ids.
 
     The prompts may have different lengths. A text ends before the token `stop`. When a text has
@@ -40,7 +53,17 @@ def generate(model, params, prompts, tokens, sampling=None, *, state=None, seed=
     return [text[: until(stop, text)] for text in texts]
 
 
-def stream(model, params, prompts, tokens, sampling=None, *, state=None, seed=0, stop=None):
+def stream(
+    model: Model,
+    params: PyTree,
+    prompts: Sequence[ArrayLike],
+    tokens: int,
+    sampling: Sampling | None = None,
+    *,
+    state: PyTree | None = None,
+    seed: int = 0,
+    stop: int | None = None,
+) -> Iterator[np.ndarray]:
     """`generate` in pieces: yields arrays (prompts, n) with the next n tokens of every text."""
     context, sampling = context_of(model), sampling or Sampling()
     check_amount(tokens, seed)
@@ -66,39 +89,53 @@ def stream(model, params, prompts, tokens, sampling=None, *, state=None, seed=0,
         yield new
 
 
-def context_of(model):
-    """The number of tokens for which the model has room."""
-    if getattr(model, "cache", None) is None:
+def empty_state(model: Model, batch_size: int) -> PyTree:
+    """A state with an empty cache for texts of this number."""
+    cache = getattr(model, "cache", None)
+    if cache is None:
         raise ValueError("the model cannot generate: it has no `cache` (see model/base.py)")
-    return jax.eval_shape(lambda: jax.tree.leaves(model.cache(1)["cache"]["blocks"])[0]).shape[-2]
+    return cache(batch_size)
+
+
+def context_of(model: Model) -> int:
+    """The number of tokens for which the model has room."""
+    entries = jax.eval_shape(lambda: empty_state(model, 1)["cache"]["blocks"])
+    return jax.tree.leaves(entries)[0].shape[-2]
 
 
 @lru_cache(16)
-def vocab_size_of(model):
+def vocab_size_of(model: Model) -> int:
     """The number of tokens for which the model has logits."""
 
-    def logits(key, token):
+    def logits(key: Array, token: Int[Array, "batch time"]) -> Float[Array, "batch time vocab"]:
         params, state = model.init(key)
-        return model.apply(params, state | model.cache(1), token)[0]
+        return model.apply(params, state | empty_state(model, 1), token)[0]
 
     token = jax.ShapeDtypeStruct((1, 1), jnp.int32)
     return jax.eval_shape(logits, jax.eval_shape(lambda: jax.random.key(0)), token).shape[-1]
 
 
 class Programs(NamedTuple):
-    prefill: object  # (params, state, tokens) -> state
-    write: object  # (params, state, last tokens, key, tokens made, count) -> (state, new tokens)
+    prefill: Callable  # (params, state, tokens) -> state
+    write: Callable  # (params, state, last tokens, key, tokens made, count) -> (state, new tokens)
 
 
 @lru_cache(16)
-def compiled(model, sampling):
+def compiled(model: Model, sampling: Sampling) -> Programs:
     """The two programs of a model, to which the cache is donated."""
 
-    def prefill(params, state, tokens):
+    def prefill(params: PyTree, state: PyTree, tokens: Int[Array, "batch time"]) -> PyTree:
         return model.apply(params, state, tokens)[1]  # XLA drops the computation of the logits
 
-    def write(params, state, last, key, made, count):
-        def step(i, carry):
+    def write(
+        params: PyTree,
+        state: PyTree,
+        last: Int[Array, "batch"],
+        key: Array,
+        made: int | Array,
+        count: int | Array,
+    ) -> tuple[PyTree, Int[Array, "batch chunk"]]:
+        def step(i: int | Array, carry: tuple[PyTree, Array, Array]) -> tuple[PyTree, Array, Array]:
             state, token, new = carry
             logits, state = model.apply(params, state, token[:, None])
             token = draw(jax.random.fold_in(key, made + i), logits[:, 0], sampling)
@@ -111,10 +148,14 @@ def compiled(model, sampling):
     return Programs(jax.jit(prefill, donate_argnums=1), jax.jit(write, donate_argnums=1))
 
 
-def read(model, programs, params, state, texts):
+def read(
+    model: Model, programs: Programs, params: PyTree, state: PyTree, texts: list[np.ndarray]
+) -> PyTree:
     """A state whose cache holds all tokens of the texts but the last ones, which come next."""
     lengths = np.array([len(text) - 1 for text in texts], np.int32)
-    state = jax.tree.map(jnp.array, state) | model.cache(len(texts))  # a copy, as it is donated
+    state = jax.tree.map(jnp.array, state) | empty_state(
+        model, len(texts)
+    )  # a copy, as it is donated
     if lengths.max():
         size = min(context_of(model), max(SHORTEST, 1 << int(lengths.max() - 1).bit_length()))
         rows = [np.pad(text[:-1], (0, size + 1 - len(text))) for text in texts]
@@ -123,7 +164,9 @@ def read(model, programs, params, state, texts):
     return state | {"cache": state["cache"] | {"position": jnp.asarray(lengths)}}
 
 
-def draw(key, logits, sampling):
+def draw(
+    key: Array, logits: Float[Array, "batch vocab"], sampling: Sampling
+) -> Int[Array, "batch"]:
     """One token for each row of logits, (B, V)."""
     temperature, top_k, top_p, vocab_size = sampling
     logits = logits[:, :vocab_size]
@@ -138,7 +181,7 @@ def draw(key, logits, sampling):
     return jax.random.categorical(key, logits).astype(jnp.int32)
 
 
-def in_nucleus(logits, top_p):
+def in_nucleus(logits: Float[Array, "batch vocab"], top_p: float) -> Bool[Array, "batch vocab"]:
     """Whether each token is among the fewest that together have the probability `top_p`."""
     ordered = jnp.sort(jax.nn.softmax(logits), axis=-1)[:, ::-1]
     before = ordered.cumsum(-1) - ordered

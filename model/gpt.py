@@ -11,13 +11,23 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Bool, Float, Int, Integer, PyTree
 
 from model.base import Model
 from model.checks import Depth
 from model.layers.activations import gelu, gelu_tanh, silu
-from model.layers.attention import attend, split_heads
+from model.layers.attention import (
+    Angles,
+    Entry,
+    attend,
+    empty_cache,
+    rotary,
+    rotation,
+    split_heads,
+    visible,
+    written,
+)
 from model.layers.blocks import apply_blocks, blocks_init, check_blocks, unrolled
-from model.layers.cache import empty_cache, visible, written
 from model.layers.dropout import dropout as drop
 from model.layers.dropout import split_key
 from model.layers.embedding import embedding, embedding_init, unembedding
@@ -25,7 +35,6 @@ from model.layers.forms import are_free
 from model.layers.initializers import normal
 from model.layers.linear import linear, linear_init, linears
 from model.layers.norm import layer_norm, layer_norm_init, rms_norm, rms_norm_init
-from model.layers.rotary import rotary, rotation
 from utils.forms import Count, Fraction, Positive, checked
 
 NORMS = {"layer": (layer_norm_init, layer_norm), "rms": (rms_norm_init, rms_norm)}
@@ -86,16 +95,38 @@ def gpt(
     {"tokens": ..., "segments": ...}: a token sees only those of its own segment.
     """
     kv_heads = kv_heads or heads
-    check_heads(dim, heads, kv_heads, positions)
+    if dim % heads:
+        raise ValueError(f"heads: {heads} must divide dim ({dim})")
+    if heads % kv_heads:
+        raise ValueError(f"kv_heads: {kv_heads} must divide heads ({heads})")
+    if positions == "rotary" and dim // heads % 2:
+        raise ValueError(f"heads: rotary positions need an even width of a head, got {dim}/{heads}")
     check_blocks(remat, [()] * depth, scan)
     hidden = hidden or (-(-8 * dim // 24) * 8 if feed_forward == "swiglu" else 4 * dim)
-    sizes = (vocab_size, length or input_shape[0], dim, depth, heads, kv_heads)
-    choices = (positions, norm, feed_forward, hidden, qk_norm, tied, bias, eps, rotary_base)
-    form = Form(*sizes, *choices, dropout, remat, scan)
+    form = Form(
+        vocab_size,
+        length or input_shape[0],
+        dim,
+        depth,
+        heads,
+        kv_heads,
+        positions,
+        norm,
+        feed_forward,
+        hidden,
+        qk_norm,
+        tied,
+        bias,
+        eps,
+        rotary_base,
+        dropout,
+        remat,
+        scan,
+    )
     return Model(partial(init, form), partial(apply, form), partial(cache, form))
 
 
-def init(form, key):
+def init(form: Form, key: Array) -> tuple[PyTree, PyTree]:
     k1, k2, k3, *block_keys = jax.random.split(key, form.depth + 3)
     norm_init, _ = NORMS[form.norm]
     plan = [()] * form.depth  # equal blocks
@@ -111,9 +142,21 @@ def init(form, key):
     return params, {}
 
 
-def apply(form, params, state, x, *, train=False, key=None):
+def apply(
+    form: Form,
+    params: PyTree,
+    state: PyTree,
+    x: Integer[Array, "batch time"] | dict[str, Integer[Array, "batch time"]],
+    *,
+    train: bool = False,
+    key: Array | None = None,
+) -> tuple[Float[Array, "batch time vocab"], PyTree]:
     tokens, segments = (x["tokens"], x["segments"]) if isinstance(x, dict) else (x, None)
-    check_length(tokens.shape[1], form.length)
+    length = tokens.shape[1]
+    if isinstance(length, int) and length > form.length:
+        raise ValueError(
+            f"length: the model takes texts of up to {form.length} tokens, got {length}"
+        )
     first, *keys = split_key(key, form.depth + 1)
     cached = state.get("cache")
     where = token_positions(tokens, segments, cached)  # (T,) or (B, T)
@@ -122,7 +165,9 @@ def apply(form, params, state, x, *, train=False, key=None):
         y, angles = y + positions_at(params["positions"], where), None
     else:
         angles = rotation(where, form.dim // form.heads, form.rotary_base)
-    mask = visible(cached, where) if cached else same_segment(segments)
+    mask = visible(cached, where) if cached else None
+    if segments is not None and not cached:  # a token sees those of its own segment
+        mask = segments[:, None, :, None] == segments[:, None, None, :]
     block = partial(block_apply, form, angles=angles, mask=mask, where=where, train=train)
     entries = cached["blocks"] if cached else None
     y = drop(first, y, form.dropout, train=train)
@@ -135,7 +180,7 @@ def apply(form, params, state, x, *, train=False, key=None):
     return unembedding(params["tokens"], y) if form.tied else linear(params["head"], y), state
 
 
-def cache(form, batch_size, size=None):
+def cache(form: Form, batch_size: int, size: int | None = None) -> PyTree:
     """A state with an empty cache, with room for `size` tokens, by default the longest text."""
     head_dim = form.dim // form.heads
     return {
@@ -143,21 +188,11 @@ def cache(form, batch_size, size=None):
     }
 
 
-def check_heads(dim, heads, kv_heads, positions):
-    if dim % heads:
-        raise ValueError(f"heads: {heads} must divide dim ({dim})")
-    if heads % kv_heads:
-        raise ValueError(f"kv_heads: {kv_heads} must divide heads ({heads})")
-    if positions == "rotary" and dim // heads % 2:
-        raise ValueError(f"heads: rotary positions need an even width of a head, got {dim}/{heads}")
-
-
-def check_length(tokens, length):
-    if isinstance(tokens, int) and tokens > length:
-        raise ValueError(f"length: the model takes texts of up to {length} tokens, got {tokens}")
-
-
-def token_positions(tokens, segments, cache):
+def token_positions(
+    tokens: Integer[Array, "batch time"],
+    segments: Integer[Array, "batch time"] | None,
+    cache: PyTree,
+) -> Int[Array, "*rows time"]:
     """The position of each token in its text: (T,), or (B, T) where the rows differ."""
     steps = jnp.arange(tokens.shape[1])
     if cache:
@@ -171,19 +206,16 @@ def token_positions(tokens, segments, cache):
     return steps - lax.cummax(starts, axis=1)
 
 
-def positions_at(params, where):
+def positions_at(
+    params: PyTree, where: Int[Array, "*batch time"]
+) -> Float[Array, "*batch time dim"]:
     """The learned vectors of positions."""
     if where.ndim == 1:  # the first positions: a slice, whose gradient is not a scatter
         return lax.slice_in_dim(params["weight"], 0, where.shape[0])
     return embedding(params, where)
 
 
-def same_segment(segments):
-    """Whether a token may see another one, (B, 1, T, T); None without segments."""
-    return None if segments is None else segments[:, None, :, None] == segments[:, None, None, :]
-
-
-def block_init(form, key):
+def block_init(form: Form, key: Array) -> PyTree:
     k1, k2, k3, k4, k5, k6, k7 = jax.random.split(key, 7)
     head_dim, layer = form.dim // form.heads, partial(linear_init, bias=form.bias)
     keys = form.kv_heads * head_dim
@@ -209,7 +241,18 @@ def block_init(form, key):
     return {"attention": attention, "perceptron": perceptron} | norms
 
 
-def block_apply(form, params, x, key, entry, *, angles, mask, where, train):
+def block_apply(
+    form: Form,
+    params: PyTree,
+    x: Float[Array, "batch time dim"],
+    key: Array | None,
+    entry: Entry | None,
+    *,
+    angles: Angles | None,
+    mask: Bool[Array, "batch 1 time keys"] | None,
+    where: Int[Array, "*rows time"],
+    train: bool,
+) -> tuple[Float[Array, "batch time dim"], Entry | None]:
     """(x, the block's entry in the cache): attention mixes the tokens, a perceptron the features of
     each token; both are added to x."""
     k1, k2 = split_key(key, 2)
@@ -222,7 +265,15 @@ def block_apply(form, params, x, key, entry, *, angles, mask, where, train):
     return x + drop(k2, y, form.dropout, train=train), entry
 
 
-def self_attention(form, params, x, entry, angles, mask, where):
+def self_attention(
+    form: Form,
+    params: PyTree,
+    x: Float[Array, "batch time dim"],
+    entry: Entry | None,
+    angles: Angles | None,
+    mask: Bool[Array, "batch 1 time keys"] | None,
+    where: Int[Array, "*rows time"],
+) -> tuple[Float[Array, "batch time dim"], Entry | None]:
     """Causal attention among the tokens of x, or from them to all tokens in the cache's entry."""
     q, k, v = linears([params[name] for name in ("query", "key", "value")], x)
     q, k, v = (
@@ -241,7 +292,9 @@ def self_attention(form, params, x, entry, angles, mask, where):
     return linear(params["out"], y.reshape(x.shape)), entry
 
 
-def perceptron(feed_forward, params, x):
+def perceptron(
+    feed_forward: str, params: PyTree, x: Float[Array, "batch time dim"]
+) -> Float[Array, "batch time dim"]:
     if feed_forward == "swiglu":
         gate, y = linears([params["gate"], params["expand"]], x)
         return linear(params["project"], silu(gate) * y)

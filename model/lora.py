@@ -9,14 +9,16 @@ and {name: leaf} of what is trained whole; all other weights are {name: leaf} in
 import difflib
 import math
 import re
+from collections.abc import Collection
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
 
 from model.base import Model
-from model.layers.blocks import NAME
 from model.layers.initializers import uniform_with_variance
+from utils import is_stacked, named_leaves
 from utils.forms import Count, Positive, checked
 
 
@@ -36,7 +38,7 @@ def lora(
     or with `rank_stabilized` `alpha / sqrt(rank)` times (Kalajdzievski, 2023). `dora` also trains
     the length of each column of a weight, apart from its direction (Liu et al., 2024)."""
     shapes, plain_state = jax.eval_shape(base.init, jax.random.key(0))
-    structure, shapes = jax.tree.structure(shapes), named(shapes)
+    structure, shapes = jax.tree.structure(shapes), named_leaves(shapes)
     if not isinstance(plain_state, dict):
         raise ValueError(f"base: its state must be a dict, got {type(plain_state).__name__}")
     trained = matching("whole", whole, shapes)
@@ -44,9 +46,12 @@ def lora(
     check_chosen({name: shapes[name].shape for name in chosen}, rank)
     scale = (alpha or rank) / (math.sqrt(rank) if rank_stabilized else rank)
 
-    def init(key):
+    def init(key: Array) -> tuple[PyTree, PyTree]:
         params, state = base.init(key)
-        params, keys = named(params), jax.random.split(jax.random.fold_in(key, 1), len(chosen))
+        params, keys = (
+            named_leaves(params),
+            jax.random.split(jax.random.fold_in(key, 1), len(chosen)),
+        )
         factors = {
             name: factors_init(own, params[name], rank, is_stacked(name), dora)
             for name, own in zip(chosen, keys, strict=True)
@@ -54,7 +59,7 @@ def lora(
         frozen = {name: leaf for name, leaf in params.items() if name not in trained}
         return factors | {name: params[name] for name in trained}, state | {"frozen": frozen}
 
-    def merge(params, state):
+    def merge(params: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
         """(params, state) of the base with the factors in its weights."""
         dtype = jax.tree.leaves(params)[0].dtype  # of `training.precision`
         frozen = {name: weight.astype(dtype) for name, weight in state["frozen"].items()}
@@ -69,7 +74,9 @@ def lora(
         plain_state = {key: value for key, value in state.items() if key != "frozen"}
         return jax.tree.unflatten(structure, [merged[name] for name in shapes]), plain_state
 
-    def apply(params, state, x, *, train=False, key=None):
+    def apply(
+        params: PyTree, state: PyTree, x: PyTree, *, train: bool = False, key: Array | None = None
+    ) -> tuple[PyTree, PyTree]:
         output, plain_state = base.apply(*merge(params, state), x, train=train, key=key)
         return output, plain_state | {"frozen": state["frozen"]}
 
@@ -78,7 +85,7 @@ def lora(
     return Model(init, apply, base.cache, base, merge, start, base.inputs, exact_inputs=exact)
 
 
-def check_chosen(shapes, rank):
+def check_chosen(shapes: dict[str, tuple[int, ...]], rank: int) -> None:
     """Refuse weights {name: shape} that cannot have factors, and a rank that none of them has."""
     if not shapes:
         raise ValueError("leaves: must name at least one leaf that is not trained whole")
@@ -89,13 +96,15 @@ def check_chosen(shapes, rank):
             why = f"{name} {shape} is not a matrix; name it in `whole`, or match fewer"
             raise ValueError(f"leaves: {why}")
         highest[name] = min(math.prod(own[:-1]), own[-1])
-    largest = max(highest, key=highest.get)
+    largest = max(highest, key=lambda name: highest[name])
     if rank > highest[largest]:
         why = f"the highest rank that a weight can have is that of {largest} {shapes[largest]}"
         raise ValueError(f"rank: must be at most {highest[largest]}, got {rank}; {why}")
 
 
-def factors_init(key, weight, rank, stacked, dora):
+def factors_init(
+    key: Array, weight: Float[Array, "*axes out_dim"], rank: int, stacked: bool, dora: bool
+) -> dict[str, Array]:
     """Factors whose product is 0: `a` is drawn like a linear layer of PyTorch, `b` is 0."""
     if stacked:
         each = partial(factors_init, rank=rank, stacked=False, dora=dora)
@@ -106,36 +115,25 @@ def factors_init(key, weight, rank, stacked, dora):
     return factors | ({"length": lengths(weight, False)} if dora else {})
 
 
-def lengths(weight, stacked):
+def lengths(weight: Float[Array, "*axes out_dim"], stacked: bool) -> Float[Array, "*ones out_dim"]:
     """The Euclidean length of each column (..., in, out) of a leaf, with axes of size 1."""
     axes = tuple(range(stacked, weight.ndim - 1))
     return jnp.sqrt(jnp.sum(weight**2, axes, keepdims=True))
 
 
-def with_lengths(names, params, state):
+def with_lengths(names: list[str], params: PyTree, state: PyTree) -> PyTree:
     """The params with the lengths of the weights that were loaded, with which DoRA begins."""
     own = {name: lengths(state["frozen"][name], is_stacked(name)) for name in names}
     return params | {name: params[name] | {"length": own[name]} for name in names}
 
 
-def product(factors, stacked):
+def product(factors: dict[str, Array], stacked: bool) -> Float[Array, "*axes out_dim"]:
     """The change of a leaf, without its scale."""
     multiply = partial(jnp.tensordot, axes=1)
     return (jax.vmap(multiply) if stacked else multiply)(factors["a"], factors["b"])
 
 
-def is_stacked(name):
-    """Whether a leaf holds the weights of several blocks along its first axis."""
-    return any(match and match[2] for match in map(partial(re.fullmatch, NAME), name.split("/")))
-
-
-def named(tree):
-    """{name: leaf}, in the order of the tree."""
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
-
-
-def matching(argument, regexes, names):
+def matching(argument: str, regexes: tuple[str, ...], names: Collection[str]) -> list[str]:
     """The names that the regexes match, each of which must match one."""
     for regex in regexes:
         try:

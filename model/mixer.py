@@ -4,6 +4,7 @@ features of each patch."""
 from functools import partial
 
 import jax
+from jaxtyping import Array, Float, PyTree
 
 from model.base import Model
 from model.checks import Depth, check_image
@@ -52,7 +53,7 @@ def mixer(
     check_blocks(remat, plan, scan)
     path_rates = [drop_path * i / max(depth - 1, 1) for i in range(depth)] if drop_path else None
 
-    def init(key):
+    def init(key: Array) -> tuple[PyTree, PyTree]:
         k1, k2, *block_keys = jax.random.split(key, depth + 2)
         params = {
             "patches": conv2d_init(k1, channels, dim, patch),
@@ -62,7 +63,14 @@ def mixer(
         }
         return params, {}
 
-    def apply(params, state, x, *, train=False, key=None):
+    def apply(
+        params: PyTree,
+        state: PyTree,
+        x: Float[Array, "batch height width channels"],
+        *,
+        train: bool = False,
+        key: Array | None = None,
+    ) -> tuple[Float[Array, "batch classes"], PyTree]:
         x = conv2d(params["patches"], x, stride=patch, padding="VALID")
         x = x.reshape(x.shape[0], x.shape[1] * x.shape[2], dim)  # (B, T, D)
         block = partial(block_apply, dropout=dropout, eps=eps, train=train)
@@ -73,7 +81,7 @@ def mixer(
     return Model(init, apply)
 
 
-def block_init(key, dim, tokens, token_hidden, hidden):
+def block_init(key: Array, dim: int, tokens: int, token_hidden: int, hidden: int) -> PyTree:
     k1, k2, k3, k4 = jax.random.split(key, 4)
     return {
         "norm1": layer_norm_init(dim),
@@ -83,15 +91,24 @@ def block_init(key, dim, tokens, token_hidden, hidden):
     }
 
 
-def perceptron_init(k1, k2, width, hidden):
+def perceptron_init(k1: Array, k2: Array, width: int, hidden: int) -> PyTree:
     return {"expand": linear_init(k1, width, hidden), "project": linear_init(k2, hidden, width)}
 
 
-def perceptron(params, x):
+def perceptron(params: PyTree, x: Float[Array, "*batch dim"]) -> Float[Array, "*batch dim"]:
     return linear(params["project"], gelu(linear(params["expand"], x)))
 
 
-def block_apply(params, x, key, drop_path, *, dropout, eps, train):
+def block_apply(
+    params: PyTree,
+    x: Float[Array, "batch time dim"],
+    key: Array | None,
+    drop_path: float | Array | None,
+    *,
+    dropout: float | Array,
+    eps: float | Array,
+    train: bool,
+) -> tuple[Float[Array, "batch time dim"], None]:
     """(x, None): one perceptron mixes the patches, one the features; both are added to x."""
     k1, k2, k3, k4 = split_key(key, 4)
     y = layer_norm(params["norm1"], x, eps=eps).swapaxes(1, 2)  # (B, D, T)

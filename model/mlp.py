@@ -2,9 +2,11 @@
 
 import inspect
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import jax
+from jaxtyping import Array, Float, Num, PyTree
 
 from model.base import Model
 from model.checks import check_widths
@@ -28,7 +30,7 @@ def mlp(
     check_widths("dims", dims)
     act = activation_named(activation)
 
-    def init(key):
+    def init(key: Array) -> tuple[PyTree, PyTree]:
         *hidden, head = jax.random.split(key, len(dims) + 1)
         shapes = pairwise((math.prod(input_shape), *dims))
         params = {
@@ -37,7 +39,14 @@ def mlp(
         }
         return params, {}
 
-    def apply(params, state, x, *, train=False, key=None):
+    def apply(
+        params: PyTree,
+        state: PyTree,
+        x: Num[Array, "batch *shape"],
+        *,
+        train: bool = False,
+        key: Array | None = None,
+    ) -> tuple[Float[Array, "batch classes"], PyTree]:
         x = x.reshape(x.shape[0], -1)
         for layer, k in zip(params["hidden"], split_key(key, len(dims)), strict=True):
             x = drop(k, act(linear(layer, x)), dropout, train=train)
@@ -46,7 +55,7 @@ def mlp(
     return Model(init, apply)
 
 
-def activation_named(name):
+def activation_named(name: str) -> Callable[[Array], Array]:
     """The public function of this name in model/layers/activations.py."""
     by_name = {
         n: f

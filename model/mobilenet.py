@@ -3,6 +3,7 @@
 from typing import Literal, NamedTuple
 
 import jax
+from jaxtyping import Array, Float, PyTree
 
 from model.base import Model
 from model.checks import check_image
@@ -78,7 +79,7 @@ def mobilenet(
     stem_width = rounded(STEM * width)
     last = 6 * plan[-1].out
 
-    def init(key):
+    def init(key: Array) -> tuple[PyTree, PyTree]:
         stem_key, last_key, hidden_key, head_key, *keys = jax.random.split(key, len(plan) + 4)
         stem, stem_state = unit_init(stem_key, input_shape[-1], stem_width, 3)
         before = [stem_width, *(block.out for block in plan)]
@@ -94,7 +95,14 @@ def mobilenet(
         states = [state for _, state in pairs]
         return params, {"stem": stem_state, "blocks": states, "last": final_state}
 
-    def apply(params, state, x, *, train=False, key=None):
+    def apply(
+        params: PyTree,
+        state: PyTree,
+        x: Float[Array, "batch height width channels"],
+        *,
+        train: bool = False,
+        key: Array | None = None,
+    ) -> tuple[Float[Array, "batch classes"], PyTree]:
         new, stride = {"blocks": []}, 2 if large_images else 1
         x, new["stem"] = unit(params["stem"], state["stem"], x, stride=stride, train=train)
         x = hard_swish(x)
@@ -108,7 +116,7 @@ def mobilenet(
     return Model(init, apply)
 
 
-def plan_of(size, width, large_images):
+def plan_of(size: str, width: float, large_images: bool) -> tuple[list[Block], int]:
     """(the blocks, the width of the hidden layer)."""
     blocks, hidden = SIZES[size]
     plan, first = [], next(i for i, block in enumerate(blocks) if block.stride == 2)
@@ -119,13 +127,13 @@ def plan_of(size, width, large_images):
     return plan, rounded(hidden * width)
 
 
-def rounded(channels):
+def rounded(channels: float) -> int:
     """The multiple of 8 that is nearest, but not less than nine tenths."""
     nearest = max(8, int(channels + 4) // 8 * 8)
     return nearest + 8 if nearest < 0.9 * channels else nearest
 
 
-def block_init(key, in_dim, block):
+def block_init(key: Array, in_dim: int, block: Block) -> tuple[PyTree, PyTree]:
     k1, k2, k3, k4, k5 = jax.random.split(key, 5)
     units = {
         "depthwise": unit_init(k2, block.inner, block.inner, block.kernel, groups=block.inner),
@@ -141,7 +149,14 @@ def block_init(key, in_dim, block):
     return params, {name: state for name, (_, state) in units.items()}
 
 
-def block_apply(params, state, x, block, *, train):
+def block_apply(
+    params: PyTree,
+    state: PyTree,
+    x: Float[Array, "batch height width in_dim"],
+    block: Block,
+    *,
+    train: bool,
+) -> tuple[Float[Array, "batch out_height out_width out_dim"], PyTree]:
     """(x after an inverted residual, the statistics): more channels, a convolution within each of
     them, weights of the channels, fewer channels; x is added where the shape is the same."""
     act, new, y = hard_swish if block.hard else relu, {}, x
@@ -159,13 +174,22 @@ def block_apply(params, state, x, block, *, train):
     return (x + y if x.shape == y.shape else y), new
 
 
-def unit_init(key, in_dim, out_dim, kernel, groups=1):
+def unit_init(
+    key: Array, in_dim: int, out_dim: int, kernel: int, groups: int = 1
+) -> tuple[PyTree, PyTree]:
     conv = conv2d_init(key, in_dim, out_dim, kernel, groups=groups, bias=False, init=he_normal)
     norm, state = batch_norm_init(out_dim)
     return {"conv": conv, "norm": norm}, state
 
 
-def unit(params, state, x, *, stride=1, train):
+def unit(
+    params: PyTree,
+    state: PyTree,
+    x: Float[Array, "batch height width in_dim"],
+    *,
+    stride: int = 1,
+    train: bool,
+) -> tuple[Float[Array, "batch out_height out_width out_dim"], PyTree]:
     """A convolution, padded alike on both sides, and its batch norm, which would cancel a bias."""
     padding = params["conv"]["weight"].shape[0] // 2
     x = conv2d(params["conv"], x, stride=stride, padding=padding)

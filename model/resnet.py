@@ -6,6 +6,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 import jax
+from jaxtyping import Array, Float, PyTree
 
 from model.base import Model
 from model.checks import Depth, check_image, check_widths
@@ -45,7 +46,7 @@ def resnet(
     check_blocks(remat, plan, scan)
     padding = "torch" if large_images else "SAME"
 
-    def init(key):
+    def init(key: Array) -> tuple[PyTree, PyTree]:
         stem_key, head_key, *block_keys = jax.random.split(key, len(plan) + 2)
         stem, stem_state = unit_init(stem_key, input_shape[-1], widths[0], 7 if large_images else 3)
         pairs = blocks_init(block_keys, plan, block_init, scan)
@@ -57,7 +58,14 @@ def resnet(
         params = {"stem": stem, "blocks": blocks, "head": head}
         return params, {"stem": stem_state, "blocks": block_states}
 
-    def apply(params, state, x, *, train=False, key=None):
+    def apply(
+        params: PyTree,
+        state: PyTree,
+        x: Float[Array, "batch height width channels"],
+        *,
+        train: bool = False,
+        key: Array | None = None,
+    ) -> tuple[Float[Array, "batch classes"], PyTree]:
         options = {"padding": padding, "train": train}
         stride = 2 if large_images else 1
         x, stem_state = unit_apply(params["stem"], state["stem"], x, stride=stride, **options)
@@ -84,7 +92,9 @@ class Shape(NamedTuple):
     bottleneck: bool
 
 
-def depths_of(widths, depth, depths):
+def depths_of(
+    widths: tuple[int, ...], depth: int, depths: tuple[int, ...] | None
+) -> tuple[int, ...]:
     """The number of blocks of each width."""
     if depths is None:
         return (depth,) * len(widths)
@@ -95,7 +105,7 @@ def depths_of(widths, depth, depths):
     return depths
 
 
-def plan_of(widths, depths, bottleneck):
+def plan_of(widths: tuple[int, ...], depths: tuple[int, ...], bottleneck: bool) -> list[Shape]:
     """The Shape of each block."""
     plan, before, factor = [], widths[0], 4 if bottleneck else 1
     for stage, (width, depth) in enumerate(zip(widths, depths, strict=True)):
@@ -106,7 +116,9 @@ def plan_of(widths, depths, bottleneck):
     return plan
 
 
-def block_init(key, in_dim, inner, out_dim, stride, bottleneck):
+def block_init(
+    key: Array, in_dim: int, inner: int, out_dim: int, stride: int, bottleneck: bool
+) -> tuple[PyTree, PyTree]:
     k1, k2, k3 = jax.random.split(key, 3)
     units = {
         "first": unit_init(k1, in_dim, inner, 1 if bottleneck else 3),
@@ -120,7 +132,15 @@ def block_init(key, in_dim, inner, out_dim, stride, bottleneck):
     return params, {name: unit[1] for name, unit in units.items()}
 
 
-def block_apply(params, x, state, *, stride, padding, train):
+def block_apply(
+    params: PyTree,
+    x: Float[Array, "batch height width in_dim"],
+    state: PyTree,
+    *,
+    stride: int,
+    padding: str | int,
+    train: bool,
+) -> tuple[Float[Array, "batch out_height out_width out_dim"], PyTree]:
     """(relu(x + two or three convolutions of x), the statistics). Where the shape changes, x passes
     a 1x1 convolution. The first 3x3 convolution has the stride."""
     names = [name for name in ("first", "second", "third") if name in params]
@@ -138,13 +158,21 @@ def block_apply(params, x, state, *, stride, padding, train):
     return relu(x + y), new
 
 
-def unit_init(key, in_dim, out_dim, kernel):
+def unit_init(key: Array, in_dim: int, out_dim: int, kernel: int) -> tuple[PyTree, PyTree]:
     conv = conv2d_init(key, in_dim, out_dim, kernel, bias=False, init=he_normal)
     norm, state = batch_norm_init(out_dim)
     return {"conv": conv, "norm": norm}, state
 
 
-def unit_apply(params, state, x, *, train, stride=1, padding="SAME"):
+def unit_apply(
+    params: PyTree,
+    state: PyTree,
+    x: Float[Array, "batch height width in_dim"],
+    *,
+    train: bool,
+    stride: int = 1,
+    padding: str | int = "SAME",
+) -> tuple[Float[Array, "batch out_height out_width out_dim"], PyTree]:
     """A convolution and its batch norm, which would cancel a bias."""
     if padding == "torch":
         padding = params["conv"]["weight"].shape[0] // 2

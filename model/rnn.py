@@ -4,6 +4,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Num, PyTree
 
 from model.base import Model
 from model.checks import Depth
@@ -44,7 +45,7 @@ def rnn(
     first = dim if vocab_size else input_shape[-1]
     widths = [first, *[dim * len(directions)] * depth]  # of the inputs of each layer and the head
 
-    def init(key):
+    def init(key: Array) -> tuple[PyTree, PyTree]:
         k1, k2, *keys = jax.random.split(key, 2 + depth)
         params = {
             "layers": [
@@ -57,7 +58,14 @@ def rnn(
             params["tokens"] = embedding_init(k2, vocab_size, dim)
         return params, {}
 
-    def apply(params, state, x, *, train=False, key=None):
+    def apply(
+        params: PyTree,
+        state: PyTree,
+        x: Num[Array, "batch time ..."] | dict[str, Num[Array, "batch ..."]],
+        *,
+        train: bool = False,
+        key: Array | None = None,
+    ) -> tuple[Float[Array, "batch classes"], PyTree]:
         x, lengths = (x["sequence"], x["length"]) if isinstance(x, dict) else (x, None)
         x = embedding(params["tokens"], x) if vocab_size else x
         for directed, k in zip(params["layers"], split_key(key, depth), strict=True):
@@ -69,6 +77,6 @@ def rnn(
             steps = x.shape[1]
             count = steps if lengths is None else jnp.clip(lengths, 1, steps)[:, None]
             last = (x.sum(1) / count).astype(x.dtype)  # outputs past the end of a sequence are 0
-        return linear(params["head"], last), state
+        return linear(params["head"], last), state  # pyright: ignore[reportPossiblyUnboundVariable]  # depth > 0
 
     return Model(init, apply)

@@ -1,8 +1,9 @@
 """How a decoder's next token is drawn, and checks of prompts; without JAX, since exported files are
 used without it."""
 
+from collections.abc import Sequence
 from numbers import Real
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,11 +20,11 @@ class Sampling(NamedTuple):
     vocab_size: int | None = None
 
 
-def is_integer(value):
+def is_integer(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def check_amount(tokens, seed):
+def check_amount(tokens: int, seed: int) -> None:
     """Raise for a number of tokens, or a seed, that cannot be used."""
     if not is_integer(tokens) or tokens < 1:
         raise ValueError(f"tokens: must be an integer of at least 1, got {tokens!r}")
@@ -31,7 +32,7 @@ def check_amount(tokens, seed):
         raise ValueError(f"seed: must be an integer from 0 to {2**32 - 1}, got {seed!r}")
 
 
-def check_prompts(prompts):
+def check_prompts(prompts: Sequence) -> None:
     """Raise for prompts that are not rows of integers, which a cast to integers would change."""
     if prompts is None or isinstance(prompts, str | bytes):
         found = type(prompts).__name__
@@ -45,7 +46,9 @@ def check_prompts(prompts):
             )
 
 
-def check(prompts, context, sampling, vocab_size=None):
+def check(
+    prompts: Sequence[np.ndarray], context: int, sampling: Sampling, vocab_size: int | None = None
+) -> None:
     """Raise for prompts and options that cannot be used; `vocab_size` is that of the model, if it
     is known."""
     for i, prompt in enumerate(prompts):
@@ -70,12 +73,12 @@ def check(prompts, context, sampling, vocab_size=None):
         raise ValueError(f"top_p: must be above 0 and at most 1, got {top_p!r}")
 
 
-def second_half(text, context):
+def second_half(text: np.ndarray, context: int) -> np.ndarray:
     """The tokens of a text that the model reads again, once the text has filled its context."""
     return text[-(context // 2 or 1) :] if len(text) > context else text
 
 
-def until(stop, text):
+def until(stop: int | None, text: np.ndarray) -> int:
     """The index of the first `stop` in a text, or the text's length."""
-    found = np.flatnonzero(text == stop) if stop is not None else ()
-    return found[0] if len(found) else len(text)
+    found = np.flatnonzero(text == stop)
+    return int(found[0]) if stop is not None and len(found) else len(text)

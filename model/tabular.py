@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
 
 from model.base import Model
 from model.layers.embedding import embedding, embedding_init
@@ -31,13 +32,20 @@ def tabular(
         raise ValueError(f"input_shape: must be {needed}, got {list(input_shape)}; {fix}")
     rest = mlp((numbers + embed_dim * len(sizes),), num_classes, dims, activation, dropout)
 
-    def init(key):
+    def init(key: Array) -> tuple[PyTree, PyTree]:
         rest_key, *keys = jax.random.split(key, 1 + len(sizes))
         params, state = rest.init(rest_key)
         pairs = zip(keys, sizes, strict=True)
         return params | {"embeddings": [embedding_init(k, n, embed_dim) for k, n in pairs]}, state
 
-    def apply(params, state, x, *, train=False, key=None):
+    def apply(
+        params: PyTree,
+        state: PyTree,
+        x: Float[Array, "batch columns"],
+        *,
+        train: bool = False,
+        key: Array | None = None,
+    ) -> tuple[Float[Array, "batch classes"], PyTree]:
         # Below 0, as in the random inputs with which an export is checked, is unknown, as 0 is.
         ids = jnp.maximum(x[:, numbers:].astype(jnp.int32), 0)
         vectors = [embedding(p, ids[:, i]) for i, p in enumerate(params["embeddings"])]

@@ -6,6 +6,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
 
 from model.base import Model
 from model.checks import Depth, check_image, check_widths
@@ -44,7 +45,7 @@ def unet(
     check_sizes(input_shape, widths, patch, groups, heads, attended)
     options = {"groups": groups, "heads": heads}
 
-    def init(key):
+    def init(key: Array) -> tuple[PyTree, PyTree]:
         k1, k2, k3, k4, k5, k6 = jax.random.split(key, 6)
         channels, features = input_shape[-1], 4 * widths[0]
         params = {
@@ -58,11 +59,20 @@ def unet(
             params["label"] = embedding_init(k6, num_classes + 1, features, init=normal(1.0))
         return params, {}
 
-    def apply(params, state, x, *, train=False, key=None):
+    def apply(
+        params: PyTree,
+        state: PyTree,
+        x: dict[str, Array],
+        *,
+        train: bool = False,
+        key: Array | None = None,
+    ) -> tuple[Float[Array, "batch height width channels"], PyTree]:
         conditions = silu(embedded(params, x, num_classes))
         keys = iter(split_key(key, 2 * depth * len(widths) + 2))
 
-        def block(own, y):
+        def block(
+            own: PyTree, y: Float[Array, "batch height width in_dim"]
+        ) -> Float[Array, "batch height width out_dim"]:
             rate = {"rate": dropout, "train": train}
             return block_apply(own, y, conditions, next(keys), **options, **rate)
 
@@ -84,14 +94,21 @@ def unet(
     return Model(init, apply, inputs=partial(inputs_of, tuple(input_shape), num_classes))
 
 
-def inputs_of(input_shape, num_classes):
+def inputs_of(input_shape: tuple[int, ...], num_classes: int) -> dict[str, jax.ShapeDtypeStruct]:
     """The shapes of one example for the model."""
     spec = {"image": jax.ShapeDtypeStruct(input_shape, jnp.float32)}
     spec["time"] = jax.ShapeDtypeStruct((), jnp.float32)
     return spec | ({"label": jax.ShapeDtypeStruct((), jnp.int32)} if num_classes else {})
 
 
-def check_sizes(input_shape, widths, patch, groups, heads, attended):
+def check_sizes(
+    input_shape: tuple[int, ...],
+    widths: tuple[int, ...],
+    patch: int,
+    groups: int,
+    heads: int,
+    attended: int,
+) -> None:
     check_image(input_shape)
     check_widths("widths", widths)
     side = patch * 2 ** (len(widths) - 1)
@@ -108,7 +125,9 @@ def check_sizes(input_shape, widths, patch, groups, heads, attended):
                 raise ValueError(f"{name}: {number} must divide the width {width}")
 
 
-def embedded(params, x, num_classes):
+def embedded(
+    params: PyTree, x: dict[str, Array], num_classes: int
+) -> Float[Array, "batch features"]:
     """(B, features): the time and the class, as the blocks get them."""
     if not isinstance(x, dict):
         fix = "the objective denoising_diffusion makes them of images"
@@ -123,7 +142,7 @@ def embedded(params, x, num_classes):
     return y
 
 
-def sinusoids(time, dim):
+def sinusoids(time: Float[Array, "batch"], dim: int) -> Float[Array, "batch dim"]:
     """(B,) times from 0 to 1 -> (B, dim): sines and cosines of 1 to 1000 radians per unit."""
     half = dim // 2
     rates = 1000 * jnp.exp(-math.log(1000) / max(half - 1, 1) * jnp.arange(half))
@@ -132,10 +151,12 @@ def sinusoids(time, dim):
     return jnp.pad(waves, ((0, 0), (0, dim - 2 * half)))
 
 
-def levels_init(key, widths, depth, attended, features):
+def levels_init(
+    key: Array, widths: tuple[int, ...], depth: int, attended: int, features: int
+) -> dict[str, list]:
     """The blocks of each width on the way down and up, and the blocks in the middle."""
 
-    def block(key, in_dim, width, with_attention):
+    def block(key: Array, in_dim: int, width: int, with_attention: bool) -> PyTree:
         params = block_init(key, in_dim, width, features)
         if with_attention:
             params["attention"] = attention_block_init(jax.random.fold_in(key, 1), width)
@@ -160,7 +181,7 @@ def levels_init(key, widths, depth, attended, features):
     return {"down": down, "middle": middle, "up": up}
 
 
-def block_init(key, in_dim, out_dim, features):
+def block_init(key: Array, in_dim: int, out_dim: int, features: int) -> PyTree:
     k1, k2, k3, k4 = jax.random.split(key, 4)
     params = {
         "norm1": group_norm_init(in_dim),
@@ -172,7 +193,17 @@ def block_init(key, in_dim, out_dim, features):
     return params | ({"shortcut": linear_init(k4, in_dim, out_dim)} if in_dim != out_dim else {})
 
 
-def block_apply(params, x, conditions, key, *, groups, heads, rate, train):
+def block_apply(
+    params: PyTree,
+    x: Float[Array, "batch height width in_dim"],
+    conditions: Float[Array, "batch features"],
+    key: Array | None,
+    *,
+    groups: int,
+    heads: int,
+    rate: float | Array,
+    train: bool,
+) -> Float[Array, "batch height width out_dim"]:
     """x, or a linear map of it, plus two convolutions of x, between which the conditions of the
     example are added to every pixel; then attention, if the block has it."""
     y = conv2d(params["conv1"], silu(group_norm(params["norm1"], x, groups=groups)))
@@ -185,18 +216,22 @@ def block_apply(params, x, conditions, key, *, groups, heads, rate, train):
     return x
 
 
-def attention_block_init(key, dim):
+def attention_block_init(key: Array, dim: int) -> PyTree:
     return {"norm": group_norm_init(dim), "attention": attention_init(key, dim)}
 
 
-def attention_block(params, x, *, groups, heads):
+def attention_block(
+    params: PyTree, x: Float[Array, "batch height width in_dim"], *, groups: int, heads: int
+) -> Float[Array, "batch height width in_dim"]:
     """x plus attention among all of its pixels."""
     y = group_norm(params["norm"], x, groups=groups)
     y = y.reshape(y.shape[0], y.shape[1] * y.shape[2], y.shape[3])
     return x + attention(params["attention"], y, heads=heads).reshape(x.shape)
 
 
-def unfolded(x, factor):
+def unfolded(
+    x: Float[Array, "batch height width in_dim"], factor: int
+) -> Float[Array, "batch out_height out_width out_dim"]:
     """(B, H, W, factor * factor * C) -> (B, factor * H, factor * W, C): each pixel becomes a square
     of pixels, whose rows follow each other in its channels."""
     if factor == 1:

@@ -6,6 +6,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
 
 from model.base import Model
 from model.checks import Depth, check_image
@@ -58,7 +59,7 @@ def vit(
     tokens = (height // patch) * (width // patch)
     path_rates = [drop_path * i / max(depth - 1, 1) for i in range(depth)] if drop_path else None
 
-    def init(key):
+    def init(key: Array) -> tuple[PyTree, PyTree]:
         k1, k2, k3, *block_keys = jax.random.split(key, depth + 3)
         params = {
             "patches": conv2d_init(k1, channels, dim, patch),
@@ -71,7 +72,14 @@ def vit(
             params["token"] = jnp.zeros(dim)
         return params, {}
 
-    def apply(params, state, x, *, train=False, key=None):
+    def apply(
+        params: PyTree,
+        state: PyTree,
+        x: Float[Array, "batch height width channels"],
+        *,
+        train: bool = False,
+        key: Array | None = None,
+    ) -> tuple[Float[Array, "batch classes"], PyTree]:
         first, *keys = split_key(key, depth + 1)
         x = embed(params, x, patch)
         x = drop(first, x, dropout, train=train)
@@ -84,7 +92,9 @@ def vit(
     return Model(init, apply)
 
 
-def embed(params, x, patch):
+def embed(
+    params: PyTree, x: Float[Array, "batch height width channels"], patch: int
+) -> Float[Array, "batch time dim"]:
     """(B, H, W, channels) -> (B, T, D): the patches, after the class token if there is one."""
     x = conv2d(params["patches"], x, stride=patch, padding="VALID")
     x = x.reshape(x.shape[0], x.shape[1] * x.shape[2], x.shape[3])
@@ -94,7 +104,7 @@ def embed(params, x, patch):
     return x + params["positions"]["weight"]
 
 
-def block_init(key, dim, expansion):
+def block_init(key: Array, dim: int, expansion: int) -> PyTree:
     k1, k2, k3 = jax.random.split(key, 3)
     return {
         "norm1": layer_norm_init(dim),
@@ -105,7 +115,17 @@ def block_init(key, dim, expansion):
     }
 
 
-def block_apply(params, x, key, drop_path, *, heads, dropout, eps, train):
+def block_apply(
+    params: PyTree,
+    x: Float[Array, "batch time dim"],
+    key: Array | None,
+    drop_path: float | Array | None,
+    *,
+    heads: int,
+    dropout: float | Array,
+    eps: float | Array,
+    train: bool,
+) -> tuple[Float[Array, "batch time dim"], None]:
     """(x, None): attention mixes the tokens, a perceptron the features of each token; both are
     added to x."""
     k1, k2, k3, k4 = split_key(key, 4)

@@ -1,6 +1,7 @@
 """rawtree COMMAND ...: the programs of Rawtree under one name."""
 
 import importlib
+import io
 import os
 import sys
 
@@ -23,7 +24,7 @@ COMMANDS = {
 }
 
 
-def main():
+def main() -> None:
     """Run one command, and end with its exit code."""
     name, *words = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
@@ -42,14 +43,15 @@ def main():
     from rawtree.utils import open_closed_streams
 
     open_closed_streams()
-    sys.stdout.reconfigure(errors="backslashreplace")  # names may have what no terminal can show
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names may have what no terminal can show
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.argv[0] = f"rawtree {name}"  # the name of the program in its help, and in records
     del sys.argv[1]
     module = importlib.import_module(COMMANDS[name][0])
     getattr(module, "leave", sys.exit)(module.main(words))
 
 
-def overview():
+def overview() -> str:
     """The commands, one per line."""
     lines = [f"  {name:10}{about}" for name, (_, about) in COMMANDS.items()]
     usage = "usage: rawtree COMMAND ..., as in: rawtree train -c config.json"

@@ -11,12 +11,13 @@ import base64
 import hashlib
 import re
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 NOT_SHIPPED = ("tests", "benchmarks")
-# Read by the code, or by an editor; all other files are Python.
-DATA = ("*.json", "*.js", "*.css", "*.html")
+# Read by the code, an editor or a type checker; all other files are Python.
+DATA = ("*.json", "*.js", "*.css", "*.html", "py.typed")
 TOP_DATA = ("config.schema.json", "logger_config.json")
 # How messages and docstrings call the programs and the requirements, in a clone and installed.
 WORDS = {
@@ -33,7 +34,9 @@ WORDS = {
 }
 
 
-def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+def build_wheel(
+    wheel_directory: str, config_settings: dict | None = None, metadata_directory: str | None = None
+) -> str:
     """Write the wheel, and return the name of its file."""
     version = setting("version")
     info = f"rawtree-{version}.dist-info"
@@ -50,7 +53,7 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     return name
 
 
-def shipped():
+def shipped() -> dict[Path, Path]:
     """{path in the package: path in the clone} of every file. A folder without __init__.py belongs
     to the package only by its data: exports and runs of a clone lie in such folders."""
     found = {Path(path.name): Path(path.name) for path in ROOT.glob("*.py")}
@@ -65,7 +68,7 @@ def shipped():
     return found
 
 
-def inside(package):
+def inside(package: Path) -> Iterator[Path]:
     """The files of a package and of the packages in it."""
     for pattern in ("*.py", *DATA, "rule_files/*.json", "template/*"):
         yield from sorted(path for path in package.glob(pattern) if path.is_file())
@@ -73,7 +76,7 @@ def inside(package):
         yield from inside(inner.parent)
 
 
-def content(path):
+def content(path: Path) -> bytes:
     """The bytes of a file as they are in the wheel."""
     if path.suffix != ".py" or path.parent.name == "template":
         return path.read_bytes()
@@ -83,7 +86,7 @@ def content(path):
     return with_prefix(text, path).encode()
 
 
-def with_prefix(text, path="<text>"):
+def with_prefix(text: str, path: str | Path = "<text>") -> str:
     """The source with `rawtree.` before each name of ours that it imports."""
     ours = {file.stem for file in ROOT.glob("*.py")}
     ours |= {file.parent.name for file in ROOT.glob("*/__init__.py")} - {"rawtree"}
@@ -91,20 +94,20 @@ def with_prefix(text, path="<text>"):
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import) and ours & {a.name.split(".")[0] for a in node.names}:
             raise SystemExit(f"{path}, line {node.lineno}: write this as `from ... import ...`")
-        if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] in ours:
+        if isinstance(node, ast.ImportFrom) and f"{node.module}".split(".")[0] in ours:
             line, start = lines[node.lineno - 1], node.col_offset
             changed = re.sub(rb"^from +", rb"from rawtree.", line[start:])
             lines[node.lineno - 1] = line[:start] + changed
     return b"".join(lines).decode()
 
 
-def setting(name):
+def setting(name: str) -> str:
     """The value of a line `name = "value"` of pyproject.toml."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    return re.search(rf'^{name} = "(.*)"$', text, re.MULTILINE)[1]
+    return re.findall(rf'^{name} = "(.*)"$', text, re.MULTILINE)[0]
 
 
-def metadata(version):
+def metadata(version: str) -> str:
     """What pip and a package index show, with what is required."""
     lines = ["Metadata-Version: 2.4", "Name: rawtree", f"Version: {version}"]
     lines += [f"Summary: {setting('description')}", "License-Expression: Apache-2.0"]
@@ -123,7 +126,7 @@ def metadata(version):
     return "\n".join([*lines, "Description-Content-Type: text/markdown", "", readme])
 
 
-def required(file):
+def required(file: str) -> Iterator[str]:
     """The packages of a requirements file, from the tested versions up; of JAX, whose minor
     versions change what a program computes, the tested minor version."""
     lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
@@ -135,7 +138,7 @@ def required(file):
             yield f"{name}{how}{tested[name]}" + (f";{marker}" if marker else "")
 
 
-def record(files, own):
+def record(files: dict[str, bytes], own: str) -> str:
     """The table of all files with their hashes."""
     lines = []
     for path, data in files.items():

@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from rawtree.utils import PACKAGE, UserError, quoted, run_command
@@ -15,14 +16,14 @@ NAME = "my_project"  # what the files of the template call the project
 MAY_BE_THERE = {".git", ".venv"}  # one may have made these first
 
 
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; a user's mistake ends in one message and an exit code."""
     parser = argparse.ArgumentParser(description="Start a project of your own in a new folder.")
     parser.add_argument("folder", help="the folder to make; its name is the title of the config")
     return run_command(lambda: write(parser.parse_args(argv).folder))
 
 
-def write(named):
+def write(named: str) -> None:
     """Write the files of the template, and print what to do next."""
     folder = local_path("folder", named) if named else Path()
     check(named, folder)
@@ -44,7 +45,7 @@ def write(named):
     print(f"  cd {quoted(folder)} && {train} -c config.json")
 
 
-def for_clone(readme):
+def for_clone(readme: str) -> str:
     """The README of a project that uses a clone, where no command `rawtree` is installed."""
     path = quoted(CLONE)
     readme = re.sub(r"(^|`)rawtree (?=\w)", r"\1python -m rawtree ", readme, flags=re.MULTILINE)
@@ -59,7 +60,7 @@ def for_clone(readme):
     return readme.replace("## Commands", "\n".join(lines))
 
 
-def check(named, folder):
+def check(named: str, folder: Path) -> None:
     """Raise if the folder cannot become a project."""
     if why := no_folder_name(folder.resolve().name) if named else "found ''":
         raise UserError(f"{named!r}: must be usable as the name of a folder, {why}")

@@ -29,8 +29,7 @@ from training.devices.options import check_sharding
 from training.kinds import KINDS
 from utils import named_leaves
 from wiring.build import parts_and_problems
-from wiring.config import override, read
-from wiring.extends import merged
+from wiring.config import merged, override, read
 from wiring.keys import keys, sections
 
 ROOT = Path(__file__).resolve().parents[1]

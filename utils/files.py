@@ -10,8 +10,10 @@ import os
 import shutil
 import stat
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from utils import WINDOWS, RunError, UserError, format_bytes, printable
 
@@ -21,14 +23,14 @@ DEEPEST = 64  # levels of nesting in JSON; what Python can handle ends at a thou
 class Unreadable(OSError):
     """A file that must not be read, or not be written through; `strerror` says why."""
 
-    def __init__(self, why):
+    def __init__(self, why: str) -> None:
         super().__init__(errno.EINVAL, why)
 
-    def __str__(self):
-        return printable(self.strerror)
+    def __str__(self) -> str:
+        return printable(str(self.strerror))
 
 
-def parse_json(text, **hooks):
+def parse_json(text: str | bytes, **hooks: Any) -> Any:
     """The value of JSON text; ValueError if it is none, or nested too deeply to be worked with."""
     try:
         value = json.loads(text, **hooks)
@@ -43,14 +45,14 @@ def parse_json(text, **hooks):
     raise ValueError(f"it is nested more than {DEEPEST} levels deep")
 
 
-def is_deep(value, left=DEEPEST):
+def is_deep(value: Any, left: int = DEEPEST) -> bool:
     """Whether a JSON value is nested more deeply than `left` levels."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     nests = [item for item in inner if isinstance(item, dict | list)]
     return left == 0 or any(is_deep(item, left - 1) for item in nests)
 
 
-def read_json(path):
+def read_json(path: str | Path) -> dict[str, Any]:
     """The object in a JSON file; UserError if it cannot be read."""
     try:
         value = parse_json(read_file(path).decode("utf-8-sig"))
@@ -62,7 +64,7 @@ def read_json(path):
     raise UserError(f"{path}: cannot be read: {error}; restore the file")
 
 
-def read_value(path, absent, **hooks):
+def read_value(path: str | Path, absent: str, **hooks: Any) -> Any:
     """The value in a JSON file of the user's; a UserError names the place of a mistake. `absent`
     says what to do if there is no such file."""
     try:
@@ -79,7 +81,7 @@ def read_value(path, absent, **hooks):
         raise UserError(f"{path}: {error}") from error
 
 
-def place_of(error, text):
+def place_of(error: json.JSONDecodeError, text: str) -> str:
     """Where and why a text is not JSON, for a message, with the line that is wrong."""
     if not text.strip():
         return "the file is empty"
@@ -94,7 +96,7 @@ def place_of(error, text):
     return f"{where}: not JSON: {error.msg}\n  {line}\n  {advice}"
 
 
-def is_alike(value, example):
+def is_alike(value: Any, example: Any) -> bool:
     """Whether a JSON value has the form of an example, in which null stands for anything."""
     if isinstance(example, dict):
         keys = isinstance(value, dict) and example.keys() <= value.keys()
@@ -104,25 +106,25 @@ def is_alike(value, example):
     return example is None or type(value) is type(example) or isinstance(example, tuple)
 
 
-def is_count(value, below=2**53):
+def is_count(value: Any, below: int = 2**53) -> bool:
     return type(value) is int and 0 <= value < below
 
 
-def is_number(value):
+def is_number(value: Any) -> bool:
     """Whether this is a number that fits a float."""
     return type(value) in (int, float) and abs(value) < 2**1000
 
 
-def is_text(value):
+def is_text(value: Any) -> bool:
     return type(value) is str
 
 
-def is_list(value, is_valid):
+def is_list(value: Any, is_valid: Callable[[Any], bool]) -> bool:
     """Whether this is a list of valid entries."""
     return type(value) is list and all(map(is_valid, value))
 
 
-def is_object(value, is_valid):
+def is_object(value: Any, is_valid: Callable[[Any], bool]) -> bool:
     """Whether this is an object of valid values."""
     return type(value) is dict and all(map(is_valid, value.values()))
 
@@ -136,7 +138,7 @@ MOST_LINES = 2**30  # bytes of a file that is read line by line
 LONGEST_LINE = 4 * 2**20
 
 
-def open_file(path, most=None):
+def open_file(path: str | Path, most: int | None = None) -> BinaryIO:
     """A regular file, opened for reading; Unreadable if it is none, or has more than `most` bytes.
 
     Opening a pipe would wait for a writer, and a device may have no end.
@@ -147,7 +149,7 @@ def open_file(path, most=None):
     return open(path, "rb")
 
 
-def check_kind(path):
+def check_kind(path: str | Path) -> os.stat_result:
     """The status of a regular file or a folder; Unreadable if it is a pipe or a device."""
     status = os.stat(path)
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
@@ -155,7 +157,7 @@ def check_kind(path):
     return status
 
 
-def read_file(path, most=MOST_JSON):
+def read_file(path: str | Path, most: int = MOST_JSON) -> bytes:
     """The bytes of a regular file; Unreadable if there are more than `most`."""
     with open_file(path, most) as file:
         data = file.read(most + 1)
@@ -164,7 +166,7 @@ def read_file(path, most=MOST_JSON):
     return data
 
 
-def too_large(size, most):
+def too_large(size: str, most: int) -> Unreadable:
     return Unreadable(f"it has {size}, and at most {format_bytes(most)} are read")
 
 
@@ -172,20 +174,20 @@ class Pieces:
     """An open file of which at most `most` bytes are read at once: a length that the file claims,
     such as that of a header, could fill the memory."""
 
-    def __init__(self, file, most):
+    def __init__(self, file: BinaryIO, most: int) -> None:
         self.file, self.most = file, most
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self.file, name)
 
-    def read(self, size=-1):
+    def read(self, size: int = -1) -> bytes:
         data = b"" if size > self.most else self.file.read(size if size >= 0 else self.most + 1)
         if max(size, len(data)) > self.most:
             raise Unreadable(f"a header of {format_bytes(max(size, len(data)))}")
         return data
 
 
-def lines_of(path, most=None):
+def lines_of(path: str | Path, most: int | None = None) -> Iterator[bytes]:
     """The lines of a regular file, as bytes; of a line that is too long, only its beginning."""
     with open_file(path, most) as file:
         while line := file.readline(LONGEST_LINE):
@@ -194,7 +196,7 @@ def lines_of(path, most=None):
                 line = file.readline(LONGEST_LINE)
 
 
-def inside(folder, *names):
+def inside(folder: str | Path, *names: str) -> Path:
     """The path of a file in the folder of a run; Unreadable if there is a link in it, since the
     folder may come from anyone and must not decide what is shown from outside of it."""
     path = Path(folder)
@@ -209,11 +211,11 @@ def inside(folder, *names):
 OF_WANDB = "wandb/*/logs/debug-*.log"
 
 
-def check_links(folder):
+def check_links(folder: str | Path) -> None:
     """Raise a UserError if a link below a folder leads out of it: what is written there, or
     deleted, would be a file of the user's own."""
 
-    def unlisted(error):  # one that has been deleted meanwhile holds no links
+    def unlisted(error: OSError) -> None:  # one that has been deleted meanwhile holds no links
         if isinstance(error, PermissionError):
             raise error
 
@@ -228,7 +230,7 @@ def check_links(folder):
                 )
 
 
-def remove(path):
+def remove(path: Path) -> None:
     """Delete a file, a folder or a link, if it is there."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
@@ -237,7 +239,7 @@ def remove(path):
 
 
 @contextmanager
-def fresh_folder(path):
+def fresh_folder(path: Path) -> Iterator[Path]:
     """A new folder to fill, which then replaces whatever is at `path`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     remove(temporary)
@@ -250,7 +252,7 @@ def fresh_folder(path):
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def append(path, text):
+def append(path: str | Path, text: str) -> None:
     """Append a text to a file, all of it or nothing."""
     with open(path, "ab", buffering=0, opener=without_links) as file:
         before = file.tell()
@@ -263,7 +265,7 @@ def append(path, text):
             raise
 
 
-def without_links(path, flags):
+def without_links(path: str, flags: int) -> int:
     """Open a file to write, but do not follow a link, nor wait for the reader of a pipe."""
     plain = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
@@ -275,7 +277,7 @@ def without_links(path, flags):
 
 
 @contextmanager
-def atomic_file(path):
+def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
     """A binary file to write into; `path` is either unchanged or has the complete new content.
 
     The steps: write a temporary file, fsync it, rename it, fsync the folder.
@@ -298,7 +300,7 @@ def atomic_file(path):
         raise
 
 
-def to_disk(path):
+def to_disk(path: str | Path) -> None:
     """Make sure that a file, or the names in a folder, survive a loss of power."""
     if WINDOWS and os.path.isdir(path):
         return  # a folder cannot be opened there
@@ -309,7 +311,7 @@ def to_disk(path):
         os.close(opened)
 
 
-def locked(folder, shared=False, wait=0.0):
+def locked(folder: str | Path, shared: bool = False, wait: float = 0.0) -> int:
     """Lock a folder until the returned descriptor is closed or this process ends.
 
     BlockingIOError if another process has locked it, also after `wait` seconds.
@@ -340,7 +342,7 @@ def locked(folder, shared=False, wait=0.0):
         return opened
 
 
-def atomic_write(path, data):
+def atomic_write(path: str | Path, data: bytes) -> None:
     """Write bytes to `path`, which is either unchanged or has the complete new content."""
     with atomic_file(path) as file:
         file.write(data)

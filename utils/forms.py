@@ -14,22 +14,32 @@ import os
 import re
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from utils import UserError, did_you_mean
 
 
-def show(value):
+def show(value: Any) -> str:
     """A value as JSON text, cut to 60 characters."""
     text = json.dumps(value, default=str)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def require(arguments, is_valid, requirement):
+def require(arguments: dict[str, Any], is_valid: Callable[[Any], bool], requirement: str) -> None:
     """Raise for the first of the arguments that is not valid, and say what it must be."""
     for name, value in arguments.items():
         if not is_valid(value):
@@ -51,17 +61,17 @@ class Range:
     name of the first one out of range.
     """
 
-    def __init__(self, words, **keywords):
+    def __init__(self, words: str, **keywords: Any) -> None:
         self.words, self.keywords = words, keywords
 
-    def __call__(self, **arguments):
+    def __call__(self, **arguments: Any) -> None:
         require(arguments, self.holds, self.words)
 
-    def fault(self, value, given):
+    def fault(self, value: Any, given: Any) -> str:
         """What is wrong with a value, which was `given` in JSON; "" if nothing."""
         return "" if self.holds(value) else f"must be {self.words}, got {show(given)}"
 
-    def holds(self, x):
+    def holds(self, x: Any) -> bool:
         """Whether this is a number, finite and in the range. An input of a compiled program is
         accepted, since its numbers were checked before (training.vary)."""
         if is_traced(x):
@@ -77,11 +87,11 @@ class LocalRange(Range):
     """The paths of this machine. A URL is refused, since it would be read, or made, as a folder
     such as `gs:`."""
 
-    def holds(self, path):
-        return re.match(self.keywords["pattern"], str(path)) is not None
+    def holds(self, x: Any) -> bool:
+        return re.match(self.keywords["pattern"], str(x)) is not None
 
 
-def is_traced(x):
+def is_traced(x: Any) -> bool:
     """Whether this is an array that JAX is tracing, an input of a compiled program."""
     jax = sys.modules.get("jax")
     return jax is not None and isinstance(x, jax.core.Tracer)
@@ -92,18 +102,18 @@ class NeedsTrust:
     server: training refuses values for which `reaches(value)` holds in a config that the user does
     not trust. `effect` says what such a value does."""
 
-    def __init__(self, effect, reaches):
+    def __init__(self, effect: str, reaches: Callable[[Any], bool]) -> None:
         self.effect, self.reaches = effect, reaches
 
 
-def at_least(smallest, **arguments):
+def at_least(smallest: float, **arguments: Any) -> Range:
     """The range of numbers of `smallest` or more; arguments are checked at once."""
     limit = Range(f"at least {smallest}", minimum=smallest)
     limit(**arguments)
     return limit
 
 
-def at_most(largest):
+def at_most(largest: float) -> Range:
     """The range of numbers up to `largest`."""
     return Range(f"at most {largest}", maximum=largest)
 
@@ -133,10 +143,15 @@ PositiveShare = Annotated[float, positive_share]
 LocalPath = Annotated[str, local]
 
 
+# build(annotation, value, path): builds what names a part
+BuildPart = Callable[[Any, Any, str], Any]
+T = TypeVar("T", bound=Callable)
+
+
 class Misfit(ValueError):
     """A value does not fit its annotation; `path` is its place."""
 
-    def __init__(self, path, message):
+    def __init__(self, path: str, message: str) -> None:
         super().__init__(f"{path}: {message}")
         self.path, self.message = path, message
 
@@ -168,7 +183,9 @@ NAMES = {  # {type: (its words, its name in a JSON schema)}
 }
 
 
-def form(annotation, part_form=lambda annotation: None):
+def form(
+    annotation: Any, part_form: Callable[[Any], "Form | None"] = lambda annotation: None
+) -> Form:
     """The Form of an annotation. `part_form(annotation)` is that of a part, or None. An annotation
     that JSON cannot express accepts every value."""
     if own := part_form(annotation):
@@ -196,18 +213,18 @@ def form(annotation, part_form=lambda annotation: None):
     return Form(shown, shown, {}, lambda value, path, part=None: with_tuples(value))
 
 
-def json_type(kind):
+def json_type(kind: type) -> Form:
     """A number, a string, true or false, an object, or null. An integer is also a number, a truth
     value is not; NumPy's and JAX's numbers are numbers, too."""
     words, name = NAMES[kind]
     accepted = {int: "__index__", float: "__float__", str: "__fspath__"}.get(kind)
 
-    def read(value, path, part=None):
+    def read(value: Any, path: str, part: BuildPart | None = None) -> Any:
         fits = isinstance(value, kind) or (accepted and hasattr(value, accepted))
         if not fits or (isinstance(value, bool) and kind is not bool):
             raise Misfit(path, f"must be {words}, found {show(value)}")
         if kind is str and str(value).startswith(("~/", "~\\")):
-            return os.path.expanduser(value)  # a path; no shell expands it in a file
+            return os.path.expanduser(str(value))  # a path; no shell expands it in a file
         if kind is not float or type(value) is not int:
             return value
         try:
@@ -218,10 +235,10 @@ def json_type(kind):
     return Form(words, words, {"type": name}, read)
 
 
-def choice(allowed):
+def choice(allowed: tuple) -> Form:
     """One of the values of a Literal."""
 
-    def read(value, path, part=None):
+    def read(value: Any, path: str, part: BuildPart | None = None) -> Any:
         if not any(value == each and type(value) is type(each) for each in allowed):
             raise Misfit(path, f"found {show(value)}; allowed: {', '.join(map(show, allowed))}")
         return value
@@ -231,11 +248,11 @@ def choice(allowed):
     return Form(words, shown, {"enum": list(allowed)}, read)
 
 
-def in_ranges(inner, metadata):
+def in_ranges(inner: Form, metadata: tuple) -> Form:
     """A value of the `inner` form that is in the ranges among the metadata of an annotation."""
     ranges = [each for each in metadata if isinstance(each, Range)]
 
-    def read(value, path, part=None):
+    def read(value: Any, path: str, part: BuildPart | None = None) -> Any:
         converted = inner.read(value, path, part)
         for each in ranges:
             if fault := each.fault(converted, value):
@@ -251,14 +268,14 @@ def in_ranges(inner, metadata):
     return Form(inner.words, ", ".join(words), schema, read, inner.marks + marks, inner.parts)
 
 
-def one_of(choices):
+def one_of(choices: list[Form]) -> Form:
     """A value of one of several forms. Null is tried first, and a number last: an integer therefore
     stays an integer if both are accepted."""
     words = " or ".join(each.words for each in choices)
     order = {"null": 0, "a number": 2}
     in_order = sorted(choices, key=lambda each: order.get(each.words, 1))
 
-    def read(value, path, part=None):
+    def read(value: Any, path: str, part: BuildPart | None = None) -> Any:
         for each in in_order:
             try:
                 return each.read(value, path, part)
@@ -277,7 +294,7 @@ def one_of(choices):
     return together(words, text, any_of([each.schema for each in choices]), read, choices)
 
 
-def any_of(schemas):
+def any_of(schemas: list[dict[str, Any]]) -> dict[str, Any]:
     """The JSON schema of a value that one of several accepts."""
     first, last = schemas[0], schemas[-1]
     if len(schemas) == 2 and last == {"type": "null"} and isinstance(first.get("type"), str):
@@ -285,11 +302,11 @@ def any_of(schemas):
     return {"anyOf": schemas}
 
 
-def sequence(items, inner):
+def sequence(items: list[Form], inner: tuple) -> Form:
     """A list, which becomes a tuple: of any length if the annotation ends with `...`."""
     is_open = not inner or inner[-1] is Ellipsis
 
-    def read(value, path, part=None):
+    def read(value: Any, path: str, part: BuildPart | None = None) -> Any:
         if isinstance(value, str | dict) or not hasattr(value, "__len__"):
             raise Misfit(path, f"must be a list, found {show(value)}")
         if not inner:
@@ -302,7 +319,7 @@ def sequence(items, inner):
             for i, (kind, item) in enumerate(zip(kinds, value, strict=True))
         )
 
-    schema = {"type": "array"}
+    schema: dict[str, Any] = {"type": "array"}
     if inner and is_open:
         schema["items"] = items[0].schema
     elif inner:
@@ -314,10 +331,10 @@ def sequence(items, inner):
     return together("a list", shown, schema, read, items)
 
 
-def mapping(each):
+def mapping(each: Form) -> Form:
     """An object with any keys, whose values have one form."""
 
-    def read(value, path, part=None):
+    def read(value: Any, path: str, part: BuildPart | None = None) -> Any:
         if not isinstance(value, dict):
             raise Misfit(path, f"must be an object, found {show(value)}")
         return {key: each.read(item, f"{path}.{key}", part) for key, item in value.items()}
@@ -326,13 +343,13 @@ def mapping(each):
     return together("an object", f"{{name: {each.shown}}}", schema, read, [each])
 
 
-def keys_of(annotation, form_of):
+def keys_of(annotation: Any, form_of: Callable[[Any], Form]) -> Form:
     """An object with the keys of a TypedDict."""
     hints = get_type_hints(annotation, include_extras=True)
     forms = {key: form_of(hint) for key, hint in hints.items()}
     required = sorted(annotation.__required_keys__)
 
-    def read(value, path, part=None):
+    def read(value: Any, path: str, part: BuildPart | None = None) -> Any:
         if not isinstance(value, dict):
             raise Misfit(path, f"must be an object, found {show(value)}")
         for key in value:
@@ -351,25 +368,27 @@ def keys_of(annotation, form_of):
     return together("an object", f"`{annotation.__name__}`", schema, read, forms.values())
 
 
-def no_such_key(key, known):
+def no_such_key(key: str, known: Iterable[str]) -> str:
     return f"no such key{did_you_mean(key, known)} ({', '.join(known)})"
 
 
-def together(words, shown, schema, read, forms):
+def together(
+    words: str, shown: str, schema: dict[str, Any], read: Callable, forms: Collection[Form]
+) -> Form:
     """A Form made of others."""
     marks = tuple(mark for each in forms for mark in each.marks)
     parts = frozenset().union(*(each.parts for each in forms))
     return Form(words, shown, schema, read, marks, parts)
 
 
-def with_tuples(value):
+def with_tuples(value: Any) -> Any:
     """The value with all lists in it as tuples."""
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
         return tuple(map(with_tuples, value))
     return {k: with_tuples(v) for k, v in value.items()} if type(value) is dict else value
 
 
-def misfits(forms, values):
+def misfits(forms: dict[str, Form], values: dict[str, Any]) -> Iterator[str]:
     """What is wrong with {name: value} by {name: Form}, one message each."""
     for name, value in values.items():
         if name in forms:
@@ -379,27 +398,27 @@ def misfits(forms, values):
                 yield str(misfit)
 
 
-def checked(function):
+def checked(function: T) -> T:
     """Check the arguments of every call of a function by its annotations."""
     names = list(inspect.signature(function).parameters)
 
     @functools.cache  # at the first call, when all names in the annotations are known
-    def forms():
+    def forms() -> dict[str, Form]:
         hints = get_type_hints(function, include_extras=True)
         return {name: form(hint) for name, hint in hints.items()}
 
     @functools.wraps(function)
-    def call(*args, **kwargs):
+    def call(*args: Any, **kwargs: Any) -> Any:
         given = dict(zip(names, args, strict=False)) | kwargs
         given = {name: given[name] for name in names if name in given}
         if problems := [*misfits(forms(), given)]:
             raise ValueError("\n".join(problems))
         return function(*args, **kwargs)
 
-    return call
+    return call  # pyright: ignore[reportReturnType]  # it is called as the function is
 
 
-def check_options(options):
+def check_options(options: Any) -> None:
     """Check every field of a dataclass by its annotation; raise all problems in one ValueError, one
     per line."""
     hints = get_type_hints(type(options), include_extras=True)
@@ -408,14 +427,16 @@ def check_options(options):
         raise ValueError("\n".join(problems))
 
 
-def local_path(name, path):
+def local_path(name: str, path: str | Path) -> Path:
     """A path that a user has named, with `~` expanded; `name` is its argument, for the error."""
     if not local.holds(path):
         raise UserError(f"{name}: must be {local.words}, got {path}")
     return Path(path).expanduser()
 
 
-def check_takes(what, function, names, keywords=()):
+def check_takes(
+    what: str, function: Callable, names: Collection[str], keywords: Collection[str] = ()
+) -> None:
     """Refuse a function that cannot be called with as many arguments as there are names, and with
     these keywords."""
     with suppress(ValueError):  # it has no signature
@@ -427,7 +448,7 @@ def check_takes(what, function, names, keywords=()):
             raise UserError(f"{what}: {own}{inspect.signature(function)} {needed}") from error
 
 
-def regex(**arguments):
+def regex(**arguments: str) -> None:
     """Require valid regular expressions."""
     for name, value in arguments.items():
         try:

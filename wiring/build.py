@@ -1,24 +1,38 @@
 """Build the parts of a run from a config; all problems are collected and raised at once."""
 
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from inspect import Parameter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from utils import UserError
 from wiring import tree, vary
-from wiring.config import text_of_problems, unusable
+from wiring.config import Layer, text_of_problems, unusable
 from wiring.own_modules import own_files
-from wiring.tree import Bad, Scope, built
+from wiring.tree import Bad, Part, Scope, built
+
+if TYPE_CHECKING:
+    from data_loader.base import Data
+    from training.base import Parts
+    from training.options import LoaderOptions, TrainingOptions
 
 FROM_DATA = ("vocab_size", "bytes_per_token", "ignore_label", "columns")  # facts in a Data
 SETTINGS = ("title", "run_name", "seed", "resume", "sharding")
 SECTIONS = ("loader", "training", "checkpoint", "logging", "mesh", "distributed")
 
 
-def build(config, source, trusted=True, folders=(), layers=()):
+def build(
+    config: dict[str, Any],
+    source: str,
+    trusted: bool = True,
+    folders: Sequence[Path] = (),
+    layers: Sequence[Layer] = (),
+) -> "Parts":
     """The parts of a config, one field per key, with `facts` and the resolved `config`.
 
     All problems are raised as one UserError, in which `source` names the config. Dotted names of a
@@ -26,12 +40,19 @@ def build(config, source, trusted=True, folders=(), layers=()):
     `own_files()` returns the imported ones. `layers` say from which file each value is.
     """
     parts, problems = parts_and_problems(config, source, trusted, folders)
-    if problems:
+    if parts is None or problems:
         raise UserError(text_of_problems(problems, source, layers))
     return parts
 
 
-def build_to_ship(config, source, facts, trusted=True, input_shape=None, folders=()):
+def build_to_ship(
+    config: dict[str, Any],
+    source: str,
+    facts: dict[str, Any],
+    trusted: bool = True,
+    input_shape: Sequence[int] | None = None,
+    folders: Sequence[Path] = (),
+) -> "tuple[Parts, str]":
     """(the parts of a config, the problems of its data as text); a model needs no data for export.
 
     `facts` are those in the checkpoint. An `input_shape` overrides the shape of the data.
@@ -46,16 +67,24 @@ def build_to_ship(config, source, facts, trusted=True, input_shape=None, folders
     return (replace(parts, data=None, example=None) if problems else parts), text
 
 
-def build_preprocess(config, source, trusted=True, folders=(), facts=()):
+def build_preprocess(
+    config: dict[str, Any],
+    source: str,
+    trusted: bool = True,
+    folders: Sequence[Path] = (),
+    facts: dict[str, Any] | None = None,
+) -> tuple[Callable, ...]:
     """The preprocessing functions of a config."""
     problems, nodes = [], tree_of(config, Scope(trusted, folders)).args
-    preprocess = built(nodes["preprocess"], dict(facts), problems)
+    preprocess = built(nodes["preprocess"], facts or {}, problems)
     if problems:
         raise UserError(text_of_problems(tree.worth_reporting(problems), source))
     return preprocess
 
 
-def facts_of_config(config, source, trusted, folders=()):
+def facts_of_config(
+    config: dict[str, Any], source: str, trusted: bool, folders: Sequence[Path] = ()
+) -> dict[str, Any]:
     """The facts of a config's data, whether or not its other parts can be built."""
     parts, problems = parts_and_problems(config, source, trusted, folders)
     if parts is None:
@@ -63,7 +92,7 @@ def facts_of_config(config, source, trusted, folders=()):
     return parts.facts
 
 
-def tree_of(config, scope):
+def tree_of(config: dict[str, Any], scope: Scope) -> Part:
     """The tree of a config: the call of `config` (wiring/keys.py) with its values and defaults."""
     from wiring import keys
 
@@ -73,7 +102,14 @@ def tree_of(config, scope):
     return tree.read_call(keys.config, accepted, given, "", scope, None)
 
 
-def parts_and_problems(config, source, trusted=True, folders=(), given=(), recorded=()):
+def parts_and_problems(
+    config: dict[str, Any],
+    source: str,
+    trusted: bool = True,
+    folders: Sequence[Path] = (),
+    given: dict[str, Any] | None = None,
+    recorded: dict[str, Any] | None = None,
+) -> "tuple[Parts | None, list[str]]":
     """(the parts of a config, as far as they can be built; the problems of the others). `given` are
     facts that are known before the data is built; those that are `recorded` replace what the data
     says."""
@@ -81,11 +117,11 @@ def parts_and_problems(config, source, trusted=True, folders=(), given=(), recor
 
     if problems := [f"{path}: {why}" for path, why in unusable(config)]:
         return None, problems
-    problems, recorded = [], dict(recorded)
+    problems, recorded = [], recorded or {}
     written = tree_of(config, Scope(trusted, folders))
     problems += [node for key, node in written.args.items() if key not in written.accepted]
 
-    facts = dict(given) | recorded
+    facts = (given or {}) | recorded
     values = values_of(written, (*SETTINGS, *SECTIONS, "data"), facts, problems)
     data, loader, training = values["data"], values["loader"], values["training"]
     del values["distributed"]  # the processes are connected already
@@ -102,15 +138,17 @@ def parts_and_problems(config, source, trusted=True, folders=(), given=(), recor
         facts |= found | shape | recorded
     values |= compiled(root, facts, problems)
 
+    unfitted = missing_statistics(values["preprocess"] or ())
+    values["preprocess"] = preprocess
     config = tree.to_json(written.args, written.given, facts)
     del config["distributed"]  # the processes may differ at every start
     lines = [] if trusted else tree.beyond(root)
     parts = Parts(
-        **values | {"preprocess": preprocess},
+        **values,
         source=source,
         config=config,
         facts=facts,
-        unfitted=missing_statistics(values["preprocess"] or ()),
+        unfitted=unfitted,
         vary=numbers,
         rebuild=partial(rebuilt, written, facts),
         beyond=tuple(f"{source}: {line}" for line in tree.explained_once([*lines])),
@@ -119,21 +157,29 @@ def parts_and_problems(config, source, trusted=True, folders=(), given=(), recor
     return parts, tree.worth_reporting(problems)
 
 
-def values_of(root, keys, facts, problems):
+def values_of(
+    root: Part, keys: Sequence[str], facts: dict[str, Any], problems: list[Bad]
+) -> dict[str, Any]:
     """{key: what its value in the tree of a config is}"""
     return {key: built(root.args[key], facts, problems) for key in keys}
 
 
+def problem_in(line: str) -> Bad:
+    """A line of an error, which begins with the place of the problem."""
+    path, _, message = line.partition(": ")
+    return Bad(path, message)
+
+
 @contextmanager
-def collected(problems):
+def collected(problems: list[Bad]) -> Iterator[None]:
     """Add what a check refuses to the problems: each line begins with its place."""
     try:
         yield
     except (UserError, ValueError) as error:
-        problems += [Bad(*line.split(": ", 1)) for line in str(error).splitlines()]
+        problems += [problem_in(line) for line in str(error).splitlines()]
 
 
-def compiled(root, facts, problems):
+def compiled(root: Part, facts: dict[str, Any], problems: list[Bad]) -> dict[str, Any]:
     """{key: part} of all that the compiled programs consist of, with the learning rates."""
     from training.base import labelled
     from wiring.rates import rates, with_schedule
@@ -151,7 +197,9 @@ def compiled(root, facts, problems):
     return parts
 
 
-def rebuilt(written, facts, parts, numbers):
+def rebuilt(
+    written: Part, facts: dict[str, Any], parts: "Parts", numbers: dict[str, Any]
+) -> "Parts":
     """`parts` with `numbers`, {path: number}, in place of those of training.vary: the numbers of
     one replica, or the inputs of a program that is being compiled. Nothing varies in them."""
     problems = []
@@ -161,14 +209,14 @@ def rebuilt(written, facts, parts, numbers):
     return replace(parts, **changed, vary={})
 
 
-def without_none(metrics):
+def without_none(metrics: Any) -> Any:
     """The metrics that could be built, as a list or by their labels."""
     if isinstance(metrics, dict):
         return {label: metric for label, metric in metrics.items() if metric}
     return [metric for metric in metrics or () if metric]
 
 
-def missing_statistics(preprocess):
+def missing_statistics(preprocess: Sequence[Callable | None]) -> dict[int, list[str]]:
     """{index in preprocess: the arguments that have yet to be computed from the data}"""
     from training.preprocess import unfitted
 
@@ -179,7 +227,9 @@ def missing_statistics(preprocess):
 # Facts of the data.
 
 
-def facts_of(data, loader, training, problems):
+def facts_of(
+    data: "Data", loader: "LoaderOptions", training: "TrainingOptions | None", problems: list[Bad]
+) -> dict[str, Any]:
     """The facts about classes, tokens and steps; {} if the data has no training set."""
     from data_loader.base import class_names
     from data_loader.loader import held_out
@@ -202,13 +252,13 @@ def facts_of(data, loader, training, problems):
     try:
         train_size = data.sizes["train"] - held_out(data.sizes["train"], loader.val_size)
     except UserError as error:
-        problems.append(Bad(*f"loader.{error}".split(": ", 1)))
+        problems.append(problem_in(f"loader.{error}"))
         return facts
     steps = facts["steps_per_epoch"] = -(-train_size // loader.batch_size)
     return facts | (limited_steps(steps, training) if training else {})
 
 
-def limited_steps(steps, training):
+def limited_steps(steps: int, training: "TrainingOptions") -> dict[str, int]:
     """The facts about the steps of an epoch and of the run, after all limits in the options."""
     limits = filter(None, (training.limit_batches, training.overfit_batches))
     steps = min([steps, *limits])
@@ -217,7 +267,7 @@ def limited_steps(steps, training):
     return {"steps_per_epoch": steps} | total
 
 
-def example_of(data, loader, problems):
+def example_of(data: "Data", loader: "LoaderOptions", problems: list[Bad]) -> Any:
     """One example as found in a batch of training; None if no batch can be made."""
     from data_loader.loader import batch_of_copies
     from data_loader.nest import map_nest
@@ -232,7 +282,9 @@ def example_of(data, loader, problems):
     return map_nest(lambda rows: rows[0], batch)
 
 
-def fitted_shape(preprocess, example, problems):
+def fitted_shape(
+    preprocess: Sequence[Callable | None], example: Any, problems: list[Bad]
+) -> tuple[Sequence[Callable | None], dict[str, Any]]:
     """(the preprocessing functions, where statistics that have yet to be computed are zeros; {the
     fact about the shape of one input after them, if an example is a pair (x, y)})"""
     import jax
@@ -240,13 +292,14 @@ def fitted_shape(preprocess, example, problems):
     from training.contracts import named_shapes
     from training.preprocess import fitted_to_zeros
 
-    if None in preprocess or not isinstance(example, tuple | list):
+    functions = [fn for fn in preprocess if fn]
+    if len(functions) < len(preprocess) or not isinstance(example, tuple | list):
         return preprocess, {}
     x = example[0]
     try:
-        if missing_statistics(preprocess):
-            preprocess = tuple(fitted_to_zeros(preprocess, x))
-        for fn in preprocess:
+        if missing_statistics(functions):
+            preprocess = functions = tuple(fitted_to_zeros(functions, x))
+        for fn in functions:
             x = jax.eval_shape(fn, x)
     except (Exception, SystemExit) as error:  # preprocessing may be the user's own code
         why = str(error) or type(error).__name__
@@ -259,7 +312,7 @@ def fitted_shape(preprocess, example, problems):
     return preprocess, {"input_shape": tuple(x.shape)} if hasattr(x, "shape") else {}
 
 
-def outputs_of(example):
+def outputs_of(example: Any) -> int | None:
     """How many numbers a model of this data returns: in a regression, one for each float of the
     target; None if unknown."""
     if not isinstance(example, tuple) or len(example) != 2 or is_nest(example[1]):
@@ -268,5 +321,5 @@ def outputs_of(example):
     return target.size if target.dtype.kind == "f" and target.ndim <= 1 else None
 
 
-def is_nest(value):
+def is_nest(value: Any) -> bool:
     return isinstance(value, dict | list | tuple)

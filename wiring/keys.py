@@ -1,11 +1,14 @@
 # ruff: noqa: B006 (no default is ever changed)
+# pyright: reportArgumentType=false, reportInvalidTypeForm=false
+# The defaults are JSON, which `wiring.tree` turns into what the annotations say.
 """The keys of a config: it is a call of `config`, whose arguments may be sections and parts.
 
 The comment above or beside an argument becomes its description in config.schema.json.
 """
 
 from dataclasses import is_dataclass
-from typing import Annotated, Literal
+from inspect import Parameter
+from typing import Annotated, Any, Literal
 
 from data_loader.base import Data
 from model.base import Model
@@ -30,7 +33,7 @@ from wiring.parts import arguments
 class FolderName(Range):
     """The texts that can name a folder."""
 
-    def fault(self, value, given):
+    def fault(self, value: Any, given: Any) -> str:
         why = no_folder_name(value)
         return f"must be usable as a folder name, {why}" if why else ""
 
@@ -38,7 +41,7 @@ class FolderName(Range):
 class RunName(FolderName):
     """The texts that can name the folder of a run."""
 
-    def fault(self, value, given):
+    def fault(self, value: Any, given: Any) -> str:
         if value.startswith((".", "checkpoint-")):
             return f"must not begin with '.' or 'checkpoint-', found {show(value)}"
         return super().fault(value, given)
@@ -76,17 +79,21 @@ def config(
     # [docs/several_devices.md](several_devices.md)
     sharding: Sharding = None,
     distributed: DistributedOptions = {},
-):
+) -> None:
     """The keys of a config. A part is named by a string or an object, a section is an object."""
 
 
-def keys():
+def keys() -> dict[str, Parameter]:
     """{key: Parameter}; the key `$schema`, as editors expect it, cannot be a name in Python."""
     schema, *others = arguments(config).items()
     return {"$schema": schema[1], **dict(others)}
 
 
-def sections():
+def sections() -> dict[str, type]:
     """{key: the dataclass of its options}"""
     annotations = {key: parameter.annotation for key, parameter in keys().items()}
-    return {key: each for key, each in annotations.items() if is_dataclass(each)}
+    return {
+        key: each
+        for key, each in annotations.items()
+        if isinstance(each, type) and is_dataclass(each)
+    }

@@ -6,9 +6,11 @@ import importlib
 import os
 import re
 import sys
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
+from types import ModuleType
 
 from utils import PACKAGE, UserError
 from utils.files import read_file
@@ -24,14 +26,14 @@ WRITTEN = ("environment.json", "verification.json")
 UNREADABLE = "?"  # the return annotation of a function in a file that is not valid Python
 
 
-def look_in(folder):
+def look_in(folder: str | Path) -> list[Path]:
     """The folders from which the dotted names of a trusted config may import: this one and the
     working folder, after the modules that a run has copied. None of them is on sys.path yet."""
     copies, folders = Path(folder).resolve() / COPIES, [Path(folder).resolve(), Path.cwd()]
     return [copies, *folders] if copies.is_dir() else folders
 
 
-def import_from(folders, name):
+def import_from(folders: Sequence[Path], name: str) -> ModuleType:
     """Import the module of a trusted config's dotted name, and the modules that it needs.
 
     A folder is added to sys.path only if it holds such a module. Otherwise any optional package
@@ -46,7 +48,7 @@ def import_from(folders, name):
                 raise
 
 
-def put_on_path(folders, name):
+def put_on_path(folders: Sequence[Path], name: str) -> bool:
     """Add to sys.path the first of the folders that holds a module and is not on it. Return whether
     one was added."""
     for folder in map(str, folders):
@@ -59,7 +61,7 @@ def put_on_path(folders, name):
     return False
 
 
-def own_parts(annotation, folders):
+def own_parts(annotation: str, folders: Sequence[Path]) -> tuple[dict[str, str], dict[str, Path]]:
     """({name: dotted name} of the functions with this return annotation in the user's own files,
     {name: file} of all other functions there).
 
@@ -79,7 +81,7 @@ def own_parts(annotation, folders):
     return found, others
 
 
-def project_files(folders):
+def project_files(folders: Sequence[Path]) -> Iterator[Path]:
     """The files in which the plain names of a config are looked up before Rawtree's."""
     folders = [folder for folder in folders if folder.name != COPIES]
     if not folders or any((folders[0] / name).exists() for name in WRITTEN):
@@ -91,7 +93,7 @@ def project_files(folders):
 
 
 @cache
-def functions_in(path, _changed):
+def functions_in(path: Path, _changed: int) -> dict[str, str]:
     """{name: the last word of its return annotation} of the public functions of a file."""
     try:
         text = read_file(path).decode(errors="replace")
@@ -106,7 +108,7 @@ def functions_in(path, _changed):
     return {name: word for name, word in words.items() if not name.startswith("_")}
 
 
-def hidden_file(module, folders):
+def hidden_file(module: ModuleType, folders: Sequence[Path]) -> str:
     """The hint for an imported module that hides a user's file of the same name; "" if none."""
     top, file = module.__name__.partition(".")[0], getattr(module, "__file__", None)
     by = file or f"the folder {next(iter(getattr(module, '__path__', [])), top)}"
@@ -116,7 +118,7 @@ def hidden_file(module, folders):
     return ""
 
 
-def own_files(folders):
+def own_files(folders: Sequence[Path]) -> dict[Path, Path]:
     """{path below its folder: file} of the user's modules that were imported from these folders,
     and of all files of their packages, since some may be imported later."""
     found = {}
@@ -132,12 +134,12 @@ def own_files(folders):
     return found
 
 
-def is_own(top, folder):
+def is_own(top: str, folder: str | Path) -> bool:
     """Whether a module of this name in a folder is the user's."""
     return top not in TOOLKIT or Path(folder).resolve() != ROOT
 
 
-def files_of_package(folder, top):
+def files_of_package(folder: Path, top: str) -> Iterator[Path]:
     """The paths of all modules of a package below its folder; none without an __init__.py."""
     if not (folder / top / "__init__.py").is_file():
         return
@@ -148,7 +150,7 @@ def files_of_package(folder, top):
                 yield (Path(parent) / name).relative_to(folder)
 
 
-def clash(name, folders):
+def clash(name: str | None, folders: Sequence[Path]) -> str:
     """The hint for a user's module with the name of one of Rawtree's, which is imported instead; ""
     if there is none."""
     top = str(name).partition(".")[0]

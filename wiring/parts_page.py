@@ -8,7 +8,11 @@ import dis
 import importlib
 import inspect
 import typing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from inspect import Parameter
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from training.kinds import KINDS, find, modules
 from utils.forms import show
@@ -26,7 +30,8 @@ to write a part.
 
 A part is named by a string, `"adamw"`, or by an object with its arguments,
 `{"name": "adamw", "args": {"lr": 0.01}}`. In a table of parts, a bold name is a part, with a link
-to its source; the rows below it are its arguments. `[an integer, ...]` is a list of any length.
+to its source, and the line that imports it in Python; the rows below it are its arguments.
+`[an integer, ...]` is a list of any length.
 """
 LAYERS = """\
 # The layers
@@ -43,14 +48,14 @@ INSIDE = ("forms", "conv_forms", "op")  # files of model/layers/ that hold no la
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def text():
+def text() -> str:
     """The content of docs/parts.md."""
     whole = "## The keys of a config\n\n" + fields_of(keys(), config)
     options = [section(key, each) for key, each in sections().items()]
     return "\n".join([INTRODUCTION, whole, *options, *map(part_list, KINDS)])
 
 
-def layers_text():
+def layers_text() -> str:
     """The content of docs/layers.md."""
     rows = []
     for name in modules(("model.layers",)):
@@ -61,7 +66,7 @@ def layers_text():
     return LAYERS + "\n" + table(("file and its functions", "what it computes"), rows)
 
 
-def layers_of(module):
+def layers_of(module: ModuleType) -> list[Callable]:
     """The functions of a module that a model calls, without those that only other functions of the
     module call, such as JAX's rules for derivatives."""
     functions = {
@@ -78,7 +83,7 @@ def layers_of(module):
     ]
 
 
-def globals_of(function):
+def globals_of(function: Any) -> Iterator[str]:
     """The names of the globals that a function uses, also in the functions inside it."""
     codes = [getattr(function, "__code__", None)]
     while codes:
@@ -87,7 +92,7 @@ def globals_of(function):
             codes += [constant for constant in current.co_consts if inspect.iscode(constant)]
 
 
-def call_of(function):
+def call_of(function: Callable) -> str:
     """The text of a call of a function; a default that is a function is shown by its name."""
     names = {id(value): name for name, value in inspect.unwrap(function).__globals__.items()}
     shown = []
@@ -99,7 +104,7 @@ def call_of(function):
     return f"{function.__name__}({', '.join(shown)})"
 
 
-def section(key, options):
+def section(key: str, options: type) -> str:
     """The options of a section that names no part."""
     title, accepted = f"## Section: {key}", parts.arguments(options)
     lines = [title, "", parts.summary(options), "", fields_of(accepted, options)]
@@ -111,7 +116,7 @@ def section(key, options):
     return "\n".join(lines)
 
 
-def fields_of(accepted, options):
+def fields_of(accepted: dict[str, Parameter], options: Callable) -> str:
     """The table of arguments, with their comments in the source of `options`."""
     comments = schema.comments(options)
     rows = [
@@ -121,7 +126,7 @@ def fields_of(accepted, options):
     return table(HEADS, rows)
 
 
-def keys_of(options):
+def keys_of(options: Any) -> str:
     """The table of the keys of a TypedDict."""
     comments, needed = schema.comments(options), options.__required_keys__
     rows = [
@@ -136,7 +141,7 @@ def keys_of(options):
     return table(HEADS, rows)
 
 
-def part_list(kind):
+def part_list(kind: str) -> str:
     """All parts of a kind."""
     functions, _ = find(kind)
     lines = [f"## Parts: {kind}"]
@@ -149,7 +154,7 @@ def part_list(kind):
     return "\n".join(lines) + "\n\n" + table(heads, rows)
 
 
-def part_rows(kind, name, function):
+def part_rows(kind: str, name: str, function: Callable) -> list[tuple[str, ...]]:
     """The rows of a part: itself, then its arguments."""
     accepted = parts.config_arguments(kind, function)
     # The data need not fill an argument whose default is a number.
@@ -158,11 +163,12 @@ def part_rows(kind, name, function):
     about = parts.summary(function)
     if facts:
         about += f" Taken from the data if left out: {', '.join(map(code, facts))}."
-    rows = [(f"**[{name}]({target(function.__module__)})**", about, "")]
+    link = f"**[{name}]({target(function.__module__)})**"
+    rows = [(link, f"{about} {code(parts.import_of(function))}", "")]
     return rows + [argument(p) for name, p in accepted.items() if name not in facts]
 
 
-def extra(kind):
+def extra(kind: str) -> str:
     """The table of the keys that a node of a kind may have besides name and args."""
     from training.base import Tracked
 
@@ -174,29 +180,29 @@ def extra(kind):
     return table(("key", "type", "default"), rows).rstrip()
 
 
-def argument(parameter):
+def argument(parameter: Parameter) -> tuple[str, str, str]:
     """(name, type, default) of a parameter."""
     required = parameter.default is parameter.empty
     default = "required" if required else code(show(parameter.default))
     return code(parameter.name), parts.form_of(parameter.annotation).shown, default
 
 
-def home(module):
+def home(module: str) -> str:
     """A link to the file or the folder of a module, with its path as the text."""
     return f"[{target(module).removeprefix('../')}]({target(module)})"
 
 
-def target(module):
+def target(module: str) -> str:
     """The path of the file or the folder of a module, as a page of docs/ links to it."""
     path = module.replace(".", "/")
     return f"../{path}/" if (ROOT / path).is_dir() else f"../{path}.py"
 
 
-def code(shown):
+def code(shown: str) -> str:
     return f"`{shown}`"
 
 
-def table(heads, rows):
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "".join(

@@ -1,12 +1,16 @@
 """The learning rates of the optimizers in a tree: how the schedule multiplies them, their names."""
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from utils.forms import is_traced
 from wiring.parts import arguments, form_of
 from wiring.tree import Part, built, mapped
+
+if TYPE_CHECKING:
+    from training.base import Optimizer
 
 # Transformations of Optax that are for gradients, and not for updates.
 OPTAX_GRADIENTS = ("optax.add_decayed_weights", "optax.clip", "optax.clip_by_global_norm")
@@ -20,11 +24,11 @@ class Scheduled(NamedTuple):
     rate: Any
     schedule: Any
 
-    def __call__(self, step):
+    def __call__(self, step: Any) -> Any:
         return self.rate * self.schedule(step)
 
 
-def rate_of(part):
+def rate_of(part: Part) -> tuple[str, Any] | tuple[None, None]:
     """(the argument that is the optimizer's own learning rate, its value), or (None, None)."""
     name = next((name for name in ("lr", "learning_rate") if name in part.accepted), None)
     if name is None or part.kind != "optimizer" or holds_optimizers(part):
@@ -34,7 +38,7 @@ def rate_of(part):
     return (name, rate) if is_rate else (None, None)
 
 
-def holds_optimizers(part):
+def holds_optimizers(part: Part) -> bool:
     """Whether the updates of a part are made of those of others."""
     if is_chain(part):
         return True
@@ -42,20 +46,20 @@ def holds_optimizers(part):
     return any("optimizer" in each.parts for each in forms)
 
 
-def is_chain(part):
+def is_chain(part: Part) -> bool:
     return isinstance(part.args, tuple)
 
 
-def takes_steps(part):
+def takes_steps(part: Part) -> bool:
     """Whether a part has a learning rate, its own or that of an optimizer inside it."""
     return holds_optimizers(part) or rate_of(part)[0] is not None
 
 
-def chained(members, *optimizers):
+def chained(members: Sequence[Part], *optimizers: "Optimizer") -> "Optimizer":
     """The chain of optimizers, refused if the order of these members must be a mistake."""
     from training.transforms import chain, kind_of, misplaced
 
-    def kind(member, optimizer):
+    def kind(member: Part, optimizer: "Optimizer") -> str:
         if member.name in OPTAX_GRADIENTS:
             return "gradients"
         rate = "step" if f"{member.name}".startswith("optax.") else "rate"
@@ -67,7 +71,7 @@ def chained(members, *optimizers):
     return chain(*optimizers)
 
 
-def with_schedule(part, schedule):
+def with_schedule(part: Part, schedule: Any) -> Part:
     """A part, of which the schedule multiplies all updates of its optimizers.
 
     Usually they are multiplied once, outside. In a part that uses the updates of other optimizers,
@@ -76,7 +80,7 @@ def with_schedule(part, schedule):
     """
     from training.transforms import scheduled
 
-    def scheduled_inside(part):
+    def scheduled_inside(part: Part) -> Part:
         return with_schedule(part, schedule) if part.kind == "optimizer" else part
 
     name, rate = rate_of(part)
@@ -92,7 +96,7 @@ def with_schedule(part, schedule):
     return replace(part, args=mapped(part.args, scheduled_inside))
 
 
-def is_multiplied_outside(part):
+def is_multiplied_outside(part: Part) -> bool:
     """Whether multiplying the updates of a part is the same as multiplying its learning rates."""
     name, _ = rate_of(part)
     if is_chain(part):
@@ -105,13 +109,13 @@ def is_multiplied_outside(part):
     return part.name == "groups" and all(map(is_multiplied_outside, inside))
 
 
-def may_be_a_function(part, name):
+def may_be_a_function(part: Part, name: str) -> bool:
     """Whether this argument accepts a function of the step, as the learning_rate of Optax does."""
     words = form_of(part.accepted[name].annotation).words
     return name == "learning_rate" and words != "a number"
 
 
-def factors_of(part, facts):
+def factors_of(part: Part, facts: dict[str, Any]) -> list[tuple[Part, list]]:
     """[(an optimizer, its learning rate: factors that are numbers or functions of the step)]"""
     found = []
     if is_chain(part):
@@ -129,32 +133,33 @@ def factors_of(part, facts):
     return found
 
 
-def multiply(found, factor):
+def multiply(found: list[tuple[Part, list]], factor: Any) -> None:
     for _, factors in found:
         factors.append(factor)
 
 
-def rates(update, optimizer, facts):
+def rates(update: Part, optimizer: Part, facts: dict[str, Any]) -> dict[str, Any]:
     """{name: a learning rate, as a number or a function of the step}"""
     in_update, own = factors_of(update, facts), factors_of(optimizer, facts)
     stepped_by = next(iter(arguments(update.function, 1)), "optimizer")
     ends = [part.path.split(".")[2] for part, _ in in_update]
     ends += [stepped_by if stepped_by != "optimizer" else ""] * len(own)
     names = [f"learning_rate_{end}".rstrip("_") for end in ends]
-    names = with_more(names, [part.name.rpartition(".")[2] for part, _ in in_update + own])
+    names = with_more(names, [f"{part.name}".rpartition(".")[2] for part, _ in in_update + own])
     names = with_more(names, [names[:i].count(name) for i, name in enumerate(names)])
     values = [product(factors) for _, factors in in_update + own]
     return dict(zip(names, values, strict=True))
 
 
-def with_more(names, more):
+def with_more(names: list[str], more: Sequence) -> list[str]:
     """The names, with an ending where two are the same."""
     pairs = zip(names, more, strict=True)
     return [f"{name}_{end}" if names.count(name) > 1 else name for name, end in pairs]
 
 
-def product(factors):
+def product(factors: list[float | Callable[[Any], Any]]) -> Any:
     """The product of numbers and functions of the step: a number, or such a function."""
-    if not any(map(callable, factors)):
-        return math.prod(factors)
+    numbers = [factor for factor in factors if not callable(factor)]
+    if len(numbers) == len(factors):
+        return math.prod(numbers)
     return lambda step: math.prod(f(step) if callable(f) else f for f in factors)

@@ -8,8 +8,10 @@ import json
 import re
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from inspect import Parameter
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 from training.kinds import KINDS, find, marker
 from training.options import comments
@@ -22,7 +24,7 @@ REFERENCE = len('{"$ref": "#/$defs/shared_00"}')
 DOTTED = {"type": "string", "pattern": r"^\w+(\.\w+)+$", "description": "a dotted name is imported"}
 
 
-def make_schema(folders=()):
+def make_schema(folders: Sequence[Path] = ()) -> dict[str, Any]:
     """The schema of a whole config; the folders may hold the user's own parts."""
     from wiring.keys import config, keys, sections
 
@@ -47,34 +49,34 @@ def make_schema(folders=()):
     }
 
 
-def extends():
+def extends() -> dict[str, Any]:
     """The schema of `extends`: a file, or a list of files."""
     path = {"type": "string", "minLength": 1}
     about = "configs on which this one is based, relative to this file; later ones win"
     return {"anyOf": [path, {"type": "array", "items": path}], "description": about}
 
 
-def changed(key):
+def changed(key: str) -> dict[str, Any]:
     """The schema of a key in a config that extends others: it may also be null, or an object that
     changes only some keys."""
     return {"anyOf": [{"$ref": f"#/else/properties/{key}"}, {"type": ["object", "null"]}]}
 
 
-def section(options):
+def section(options: type) -> dict[str, Any]:
     """The schema of a section that names no part."""
-    schema = {"type": "object", "description": parts.summary(options)}
+    schema: dict[str, Any] = {"type": "object", "description": parts.summary(options)}
     schema |= call(parts.arguments(options))
     described(schema["properties"], options)
     return schema
 
 
-def described(properties, function):
+def described(properties: dict[str, Any], function: Callable) -> None:
     """Add the comment of each argument to its schema."""
     for name, comment in comments(function).items():
         properties[name if name in properties else f"${name}"]["description"] = comment
 
 
-def part(kind, folders=()):
+def part(kind: str, folders: Sequence[Path] = ()) -> dict[str, Any]:
     """The schema of a node: a name, or {"name": ..., "args": ...} with that name's arguments."""
     own, _ = own_parts(marker(kind).__name__, folders)
     own = {name: parts.imported(dotted, folders) for name, dotted in own.items()}
@@ -100,12 +102,12 @@ def part(kind, folders=()):
     return {"anyOf": [alone, with_args | {"additionalProperties": False}]}
 
 
-def sentence(function):
+def sentence(function: Callable) -> str:
     """The first sentence of a docstring."""
     return re.split(r"(?<=\.)\s", parts.summary(function))[0]
 
 
-def extra_keys(kind):
+def extra_keys(kind: str) -> dict[str, Any]:
     """The schemas of the keys that a node can have besides name and args."""
     from training.base import Tracked
 
@@ -113,7 +115,7 @@ def extra_keys(kind):
     return {key: parts.form_of(hints[key]).schema for key in EXTRA_KEYS.get(kind, ())}
 
 
-def call(accepted):
+def call(accepted: dict[str, Parameter]) -> dict[str, Any]:
     """The schema of the arguments of a function that a config can give, {name: Parameter}."""
     required = [k for k, p in accepted.items() if p.default is p.empty and k not in parts.FACTS]
     schema = {
@@ -123,14 +125,14 @@ def call(accepted):
     return schema | {"required": required} if required else schema
 
 
-def argument(parameter):
+def argument(parameter: Parameter) -> dict[str, Any]:
     """The schema of one argument, with its default."""
     schema = parts.form_of(parameter.annotation).schema
     plain = isinstance(parameter.default, str | int | float | bool | tuple)
     return schema | {"default": parameter.default} if plain else schema
 
 
-def shared(schema):
+def shared(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema, in which what repeats is in $defs."""
     counts = Counter(json.dumps(each) for each in inner_schemas(schema))
     names = {}
@@ -138,7 +140,7 @@ def shared(schema):
         if (count - 1) * (len(text) - REFERENCE) > 100:
             names[text] = f"shared_{len(names)}"
 
-    def by_name(value):
+    def by_name(value: Any) -> Any:
         if isinstance(value, list):
             return [each if type(each) is str else by_name(each) for each in value]
         if not isinstance(value, dict):
@@ -146,7 +148,7 @@ def shared(schema):
         name = names.get(json.dumps(value))
         return {"$ref": f"#/$defs/{name}"} if name else in_it(value)
 
-    def in_it(value):
+    def in_it(value: dict[str, Any]) -> dict[str, Any]:
         return {key: by_name(each) for key, each in value.items()}
 
     schema = in_it(schema)
@@ -154,7 +156,7 @@ def shared(schema):
     return schema
 
 
-def inner_schemas(value):
+def inner_schemas(value: Any) -> Iterator[dict[str, Any]]:
     """All schemas in a schema that can be replaced by a reference."""
     if isinstance(value, dict) and {type(value.get(key)) for key in ("type", "anyOf")} & {
         str,
@@ -166,18 +168,18 @@ def inner_schemas(value):
             yield from inner_schemas(each)
 
 
-def text(folders=()):
+def text(folders: Sequence[Path] = ()) -> str:
     """The content of config.schema.json."""
     return json.dumps(shared(make_schema(folders)), indent=1) + "\n"
 
 
-def write(folder):
+def write(folder: str | Path) -> None:
     """Write config.schema.json into a folder, with the parts that its files define."""
     path = Path(folder) / "config.schema.json"
     path.write_text(text([path.resolve().parent]), encoding="utf-8", newline="\n")
 
 
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line, which has no options."""
     parser = argparse.ArgumentParser(description="Write config.schema.json into this folder.")
     parser.parse_args(argv)

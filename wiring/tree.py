@@ -5,10 +5,12 @@ calling the rest collects the problems of all.
 """
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, is_dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from inspect import Parameter
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from training import kinds
 from training.kinds import KINDS
@@ -35,7 +37,7 @@ class Bad(NamedTuple):
     # the data lacks a fact, maybe only because of another problem, which is then the one to report
     may_follow: bool = False
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.path}: {self.message}"
 
 
@@ -43,7 +45,7 @@ class Scope(NamedTuple):
     """Where the names of a config are looked up."""
 
     trusted: bool = True  # whether dotted names are imported
-    folders: tuple = ()  # the folders that hold the user's own modules
+    folders: Sequence[Path] = ()  # the folders that hold the user's own modules
 
 
 @dataclass(frozen=True)
@@ -51,23 +53,31 @@ class Part:
     """A call that a config describes: function(**args), or function(*args) for a chain."""
 
     path: str
-    function: Callable | None  # None for a metric that the objective returns by itself
-    args: dict | tuple  # the arguments that are given, converted, with Part and Bad inside
-    given: dict | list  # the same arguments in JSON
+    function: Any  # None for a metric that the objective returns by itself
+    args: Any  # {name: argument}, converted, with Part and Bad inside; for a chain, a tuple
+    given: Any  # the same arguments in JSON
     accepted: dict  # {name: Parameter} of all arguments
     kind: str | None = None
     name: str | None = None  # None for a section and a chain
-    extra: dict | None = None  # the keys besides name and args
+    extra: dict[str, Any] = field(default_factory=dict)  # the keys besides name and args
 
     @property
-    def args_path(self):
+    def args_path(self) -> str:
         return f"{self.path}.args" if self.name else self.path
 
 
 # Reading.
 
 
-def read_call(function, accepted, given, path, scope, name, **about):
+def read_call(
+    function: Callable,
+    accepted: dict[str, Parameter],
+    given: dict[str, Any],
+    path: str,
+    scope: Scope,
+    name: str | None,
+    **about: Any,
+) -> Part:
     """The Part of a call with the arguments `given` in JSON, of those that the function accepts."""
     part = Part(path, function, {}, given, accepted, name=name, **about)
     called, signature = name or path, parts.signature(name or path, accepted)
@@ -89,7 +99,7 @@ def read_call(function, accepted, given, path, scope, name, **about):
     return replace(part, args=args)
 
 
-def read(annotation, value, path, scope):
+def read(annotation: Any, value: Any, path: str, scope: Scope) -> Any:
     """A value of a config as the code gets it, where each part is a Part."""
     try:
         return parts.form_of(annotation).read(value, path, partial(read_node, scope))
@@ -97,12 +107,12 @@ def read(annotation, value, path, scope):
         return Bad(misfit.path, misfit.message)
 
 
-def read_node(scope, annotation, node, path):
+def read_node(scope: Scope, annotation: Any, node: Any, path: str) -> Any:
     """A part, a section, or a function or class that is named."""
     try:
         if annotation is Callable:
             return named_function(node, path, scope)
-        if is_dataclass(annotation):
+        if is_dataclass(annotation) and isinstance(annotation, type):
             if not isinstance(node, dict):
                 raise Misfit(path, f"must be an object, found {show(node)}")
             return read_call(annotation, parts.arguments(annotation), node, path, scope, None)
@@ -114,12 +124,13 @@ def read_node(scope, annotation, node, path):
             members = (read_node(scope, annotation, n, f"{path}.{i}") for i, n in enumerate(node))
             members = tuple(members)
             return Part(path, partial(chained, members), members, node, places, kind)
+        assert kind
         return read_part(kind, node, path, scope)
     except Misfit as misfit:
         return Bad(misfit.path, misfit.message)
 
 
-def read_part(kind, node, path, scope):
+def read_part(kind: str, node: Any, path: str, scope: Scope) -> Part:
     """The Part of "name" or {"name": ..., "args": {...}}."""
     keys = EXTRA_KEYS.get(kind, ())
     if kind == "metrics" and isinstance(node, dict) and node and not node.keys() - {*keys}:
@@ -147,7 +158,7 @@ def read_part(kind, node, path, scope):
     return read_call(function, accepted, args, path, scope, name, kind=kind, extra=extra)
 
 
-def named_function(name, path, scope):
+def named_function(name: Any, path: str, scope: Scope) -> Callable:
     """The function or class that an argument names by a dotted name."""
     if not isinstance(name, str) or "." not in name.strip("."):
         form = "a dotted name, such as my_nets.Net for Net in my_nets.py"
@@ -155,7 +166,7 @@ def named_function(name, path, scope):
     return function_of(None, name, path, path, scope)
 
 
-def function_of(kind, name, path, name_path, scope):
+def function_of(kind: str | None, name: str, path: str, name_path: str, scope: Scope) -> Callable:
     """The function of a full name, unless that would import code that the user does not trust."""
     hidden = clash(name, scope.folders) if "." in name else ""
     if "." in name and not scope.trusted:
@@ -173,7 +184,7 @@ def function_of(kind, name, path, name_path, scope):
 # Changing.
 
 
-def mapped(value, change):
+def mapped(value: Any, change: Callable[[Part], Any]) -> Any:
     """A value with each of the outermost parts in it replaced by change(part)."""
     if isinstance(value, Part):
         return change(value)
@@ -184,7 +195,7 @@ def mapped(value, change):
     return value
 
 
-def nodes_in(value):
+def nodes_in(value: Any) -> Iterator[Part | Bad]:
     """All Part and Bad in a value, each before those inside it."""
     if isinstance(value, Part | Bad):
         yield value
@@ -194,21 +205,21 @@ def nodes_in(value):
             yield from nodes_in(each)
 
 
-def calls_in(value):
+def calls_in(value: Any) -> Iterator[Part]:
     """All parts and sections in a value that have named arguments."""
     nodes = (node for node in nodes_in(value) if isinstance(node, Part))
     return (part for part in nodes if isinstance(part.args, dict))
 
 
-def is_valid(value):
+def is_valid(value: Any) -> bool:
     """Whether a value can be used as far as its reading shows."""
     return not any(isinstance(node, Bad) for node in nodes_in(value))
 
 
-def replaced(value, numbers):
+def replaced(value: Any, numbers: dict[str, Any]) -> Any:
     """A tree with other numbers, {path: number}, which may be inputs of a compiled program."""
 
-    def change(part):
+    def change(part: Part) -> Part:
         args = mapped(part.args, change)
         if isinstance(args, dict):
             places = {key: f"{part.args_path}.{key}" for key in part.accepted}
@@ -221,7 +232,7 @@ def replaced(value, numbers):
 # Calling.
 
 
-def built(value, facts, problems):
+def built(value: Any, facts: dict[str, Any], problems: list[Bad]) -> Any:
     """A value with its parts built. `facts` fill arguments that the config leaves out. A part that
     cannot be built is None, and `problems` says why."""
     if isinstance(value, Bad):
@@ -236,7 +247,7 @@ def built(value, facts, problems):
     return value
 
 
-def called(part, facts, problems):
+def called(part: Part, facts: dict[str, Any], problems: list[Bad]) -> Any:
     """What the function of a part returns. If the functions of its kind are called at run time, it
     is the function with these arguments."""
     before, args = len(problems), built(part.args, facts, problems)
@@ -261,7 +272,7 @@ def called(part, facts, problems):
     return result(part, args, part.accepted, problems)
 
 
-def result(part, args, known, problems):
+def result(part: Part, args: Any, known: Collection[str], problems: list[Bad]) -> Any:
     """The result of the call of a part. Each line of a ValueError is a problem of the argument
     whose name it starts with."""
     function, path, kind = part.function, part.args_path, part.kind
@@ -285,7 +296,7 @@ def result(part, args, known, problems):
     return None
 
 
-def worth_reporting(problems):
+def worth_reporting(problems: list[Bad]) -> list[str]:
     """The problems without those that may follow from others, as texts; only the first that needs
     trust explains why."""
     alone = [problem for problem in problems if not problem.may_follow] or problems
@@ -293,7 +304,7 @@ def worth_reporting(problems):
     return explained_once(texts)
 
 
-def explained_once(problems):
+def explained_once(problems: list[str]) -> list[str]:
     """The problems of a config, of which only the first that needs trust explains why."""
     first = next((problem for problem in problems if UNTRUSTED in problem), None)
     return [p if p is first else p.replace(f", {UNTRUSTED}", ", too") for p in problems]
@@ -302,7 +313,7 @@ def explained_once(problems):
 # What else the tree says.
 
 
-def beyond(tree):
+def beyond(tree: Part) -> Iterator[str]:
     """One line for each argument by which an untrusted config would act outside of its run."""
     for part in calls_in(tree):
         for key, parameter in part.accepted.items():
@@ -313,7 +324,7 @@ def beyond(tree):
                     yield f"{place}: {show(value)} {mark.effect}, {UNTRUSTED}"
 
 
-def to_json(value, given, facts):
+def to_json(value: Any, given: Any, facts: dict[str, Any]) -> Any:
     """The JSON of a value with all defaults of the parts in it, except facts, which the data
     provides; `given` is its JSON without them."""
     if isinstance(value, Part):
@@ -331,7 +342,7 @@ def to_json(value, given, facts):
     return list(given) if isinstance(given, tuple) else given
 
 
-def defaults(part, facts):
+def defaults(part: Part, facts: dict[str, Any]) -> dict[str, Any]:
     """The defaults of a part's arguments that JSON can express."""
     values = {
         name: to_json(parameter.default, parameter.default, facts)

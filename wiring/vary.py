@@ -5,20 +5,22 @@ tree with these inputs in place of the numbers (`rebuilt` in wiring/build.py).
 """
 
 import json
+from inspect import Parameter
+from typing import Any
 
 from utils import UserError
 from utils.files import DEEPEST
 from utils.forms import Misfit, show
 from wiring.config import override
 from wiring.parts import form_of
-from wiring.tree import Bad, calls_in
+from wiring.tree import Bad, Part, calls_in
 
 # The parts of which compiled programs consist.
 COMPILED = ("model", "loss", "objective", "update", "optimizer", "schedule", "augment", "metrics")
 ONLY = f"only numbers of {', '.join(COMPILED)} and the seed can differ between replicas"
 
 
-def numbers(tree, training, problems):
+def numbers(tree: Part, training: Any, problems: list[Bad]) -> dict[str, list[float]]:
     """{path: the number of each replica} of training.vary, without the seed. `training` are its
     options, or None if they cannot be used."""
     accepted = {"seed": tree.accepted["seed"]} | {
@@ -48,7 +50,7 @@ def numbers(tree, training, problems):
     return found
 
 
-def converted(values, parameter, where):
+def converted(values: list, parameter: Parameter, where: str) -> list[float]:
     """The numbers for an argument, as the code gets them."""
     form = form_of(parameter.annotation)
     read = [form.read(value, f"{where}.{i}") for i, value in enumerate(values)]
@@ -57,11 +59,12 @@ def converted(values, parameter, where):
     return list(map(float, read)) if float in map(type, read) else read  # one type for a program
 
 
-def of_replica(config, replica):
+def of_replica(config: dict[str, Any], replica: int) -> dict[str, Any]:
     """The config of one replica by itself, with its numbers in place of training.vary. A config
     without valid lists of numbers is returned unchanged, so that `build` names what is wrong."""
     training = config.get("training")
-    vary = training.get("vary") if isinstance(training, dict) else None
+    training = training if isinstance(training, dict) else {}
+    vary = training.get("vary")
     if not vary or not isinstance(vary, dict) or not all(map(are_numbers, vary.values())):
         return config
     own = config | {"training": training | {"replicas": 1, "vary": None}}
@@ -75,5 +78,5 @@ def of_replica(config, replica):
     return own
 
 
-def are_numbers(values):
+def are_numbers(values: Any) -> bool:
     return isinstance(values, list) and all(type(value) in (int, float) for value in values)

@@ -11,16 +11,21 @@ their values.
 """
 
 import re
+from collections.abc import Callable, Sequence
 from itertools import groupby
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, PyTree
 
+# one tree for each block, or {name: tree} with `scan`
+Blocks = PyTree
 NAME = r"(\d+)(?:-(\d+))?"  # the name of one block, or of equal ones in a row
 
 
-def equal_runs(plan):
+def equal_runs(plan: Sequence[tuple]) -> list[tuple[range, Any]]:
     """[(the numbers of equal blocks in a row, their entry in the plan)]. A plan has an entry for
     each block; blocks with the same entry are equal."""
     runs, first = [], 0
@@ -30,10 +35,12 @@ def equal_runs(plan):
     return runs
 
 
-def check_blocks(remat, plan, scan):
+def check_blocks(remat: str | None, plan: Sequence[tuple], scan: bool) -> None:
     """Raise for a regex `remat` that does not fit the blocks."""
+    if remat is None:
+        return
     check_remat(remat, [f"blocks/{i}" for i in range(len(plan))])
-    for numbers, _ in equal_runs(plan) if scan and remat is not None else ():
+    for numbers, _ in equal_runs(plan) if scan else ():
         matching = [i for i in numbers if re.fullmatch(remat, f"blocks/{i}")]
         if 0 < len(matching) < len(numbers):
             name = run_name(numbers)
@@ -43,22 +50,27 @@ def check_blocks(remat, plan, scan):
             )
 
 
-def check_remat(pattern, names):
+def check_remat(pattern: str, names: list[str]) -> None:
     """Raise for a pattern that is not a regular expression or that matches no block."""
     try:
-        matches = [pattern is None or re.fullmatch(pattern, name) for name in names]
+        matches = [re.fullmatch(pattern, name) for name in names]
     except re.error as error:
         raise ValueError(f"remat: {pattern!r} is not a regular expression: {error}") from error
     if not any(matches):
         raise ValueError(f"remat: {pattern!r} matches none of the blocks: {', '.join(names)}")
 
 
-def run_name(numbers):
+def run_name(numbers: range) -> str:
     """The name of equal blocks with these numbers."""
     return f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
 
 
-def blocks_init(keys, plan, block_init, scan):
+def blocks_init(
+    keys: Sequence[Array] | Array,
+    plan: Sequence[tuple],
+    block_init: Callable[..., PyTree],
+    scan: bool,
+) -> Blocks:
     """block_init(key, *entry of the plan) of all blocks, as a list or, with `scan`, as a dict."""
     if not scan:
         return [block_init(key, *entry) for key, entry in zip(keys, plan, strict=True)]
@@ -70,43 +82,57 @@ def blocks_init(keys, plan, block_init, scan):
     return blocks
 
 
-def apply_blocks(block, numbers, blocks, x, *extras, remat=None):
+def apply_blocks(
+    block: Callable,
+    numbers: range,
+    blocks: Blocks,
+    x: PyTree,
+    *extras: Blocks | None,
+    remat: str | None = None,
+) -> tuple[PyTree, Blocks]:
     """(x after the blocks with these numbers, which are equal; the second results of each).
 
-    block(params, x, *extra) -> (x, result). Each of `extras` has one tree for each block, in the
+    block(params, x, *own) -> (x, result). Each of `extras` has one tree for each block, in the
     form of the blocks or as a list, or is None. The results have the form of the blocks.
     """
     is_dict, name = isinstance(blocks, dict), run_name(numbers)
     if is_dict and len(numbers) > 1:
-        extras = [stacked(tree, numbers) for tree in extras]
-        x, result = scanned(block, numbers, blocks[name], x, extras, remat)
+        stacks = [stacked(tree, numbers) for tree in extras]
+        x, result = scanned(block, numbers, blocks[name], x, stacks, remat)
         return x, {name: result}
     results = []
     for i in numbers:
-        params, *extra = (of_block(tree, i) for tree in (blocks, *extras))
-        x, result = recomputed(remat, f"blocks/{i}", block)(params, x, *extra)
+        params, *own = (of_block(tree, i) for tree in (blocks, *extras))
+        x, result = recomputed(remat, f"blocks/{i}", block)(params, x, *own)
         results.append(result)
     return x, {name: results[0]} if is_dict else results
 
 
-def scanned(block, numbers, params, x, extras, remat):
+def scanned(
+    block: Callable,
+    numbers: range,
+    params: PyTree,
+    x: PyTree,
+    extras: list[PyTree],
+    remat: str | None,
+) -> tuple[PyTree, PyTree]:
     """Apply equal blocks in one loop over their stacked params."""
     if remat is not None and re.fullmatch(remat, f"blocks/{numbers[0]}"):
         block = jax.checkpoint(block, prevent_cse=False)
     return lax.scan(lambda x, each: block(each[0], x, *each[1:]), x, (params, *extras))
 
 
-def recomputed(pattern, name, block):
+def recomputed(pattern: str | None, name: str, block: Callable) -> Callable:
     """The block, recomputed in the backward pass if the regex matches its name; None: never."""
     return jax.checkpoint(block) if pattern is not None and re.fullmatch(pattern, name) else block
 
 
-def of_block(trees, i):
+def of_block(trees: Blocks | None, i: int) -> PyTree:
     """The tree of one block."""
     return trees[str(i)] if isinstance(trees, dict) else None if trees is None else trees[i]
 
 
-def stacked(trees, numbers):
+def stacked(trees: Blocks | None, numbers: range) -> PyTree:
     """The trees of equal blocks as one tree whose leaves have a first axis."""
     if isinstance(trees, dict):
         return trees[run_name(numbers)]
@@ -116,26 +142,26 @@ def stacked(trees, numbers):
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *own)
 
 
-def joined(results):
+def joined(results: list[Blocks]) -> Blocks:
     """The results of all blocks, from the results of each run of equal blocks."""
     if isinstance(results[0], dict):
         return {name: result for run in results for name, result in run.items()}
     return [result for run in results for result in run]
 
 
-def unrolled(tree):
+def unrolled(tree: PyTree) -> PyTree:
     """The tree with lists of blocks in place of stacked ones; a model takes both."""
     if isinstance(tree, list):
         return [unrolled(value) for value in tree]
     if not isinstance(tree, dict):
         return tree
-    names = [re.fullmatch(NAME, str(name)) for name in tree]
-    if not all(names) or not any(name[2] for name in names):
+    are_blocks = all(re.fullmatch(NAME, str(name)) for name in tree)
+    if not are_blocks or not any("-" in str(name) for name in tree):
         return {name: unrolled(value) for name, value in tree.items()}
     blocks = {}
-    for name, value in zip(names, tree.values(), strict=True):
-        first, last = int(name[1]), int(name[2] or name[1])
-        for i in range(first, last + 1):
-            leaf_of_block = lambda leaf, i=i - first: leaf[i]  # noqa: E731
-            blocks[i] = jax.tree.map(leaf_of_block, value) if name[2] else value
+    for name, value in tree.items():
+        first, _, last = name.partition("-")
+        for i in range(int(first), int(last or first) + 1):
+            leaf_of_block = lambda leaf, i=i - int(first): leaf[i]  # noqa: E731
+            blocks[i] = jax.tree.map(leaf_of_block, value) if last else value
     return [blocks[i] for i in sorted(blocks)]

@@ -8,10 +8,12 @@ product for queries, keys and values.
 """
 
 import math
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array
 
 # Features and rows: with 4 or 8 features and this many rows, means as matrix products take 0.5 to
 # 0.7 of the time of sums; with another number of features they take 1.3 to 3.
@@ -33,7 +35,7 @@ WIDE, MANY_PHASES = 16, 3 * 3
 QUERIES, QUERY_BLOCKS = 32, 4
 
 
-def are_free(sizes):
+def are_free(sizes: Sequence[int]) -> bool:
     """Whether some of the sizes are symbols, as in an export for images of any size.
 
     Only the plain form is then certain to work.
@@ -41,32 +43,44 @@ def are_free(sizes):
     return not all(isinstance(size, int) for size in sizes)
 
 
-def on_cpu(form, plain, *args):
+def on_cpu(form: Callable[..., Array], plain: Callable[..., Array], *args: Array) -> Array:
     """The value of `form` where the program is compiled for the CPU, of `plain` elsewhere."""
     return lax.platform_dependent(*args, cpu=form, default=plain)
 
 
-def norm_by_products(shape):
+def norm_by_products(shape: tuple[int, ...]) -> bool:
     """Whether the means of a layer norm are matrix products."""
     *rows, features = shape
     return features in NARROW and not are_free(rows) and math.prod(rows) >= ROWS
 
 
-def pool_in_two_passes(window):
+def pool_in_two_passes(window: tuple[int, ...]) -> bool:
     """Whether a pool takes the rows first, then the columns: 0.03 to 1.3 of the time of one pass,
     but as long or longer for 2x2."""
     return min(window) > 1 and math.prod(window) > 4
 
 
-def depthwise_form(shape, kernel, stride, pads, dilation):
+def depthwise_form(
+    shape: tuple[int, ...],
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    pads: tuple[tuple[int, int], ...],
+    dilation: tuple[int, ...],
+) -> str:
     """The function in conv_forms.py for a depthwise convolution; XLA's is up to 100x slower."""
     costs = depthwise_costs(shape, kernel, stride, pads, dilation)
     if math.prod(kernel) > MANY_TAPS:
         del costs["shifted"]
-    return min(costs, key=costs.get)
+    return min(costs, key=lambda form: costs[form])
 
 
-def depthwise_costs(shape, kernel, stride, pads, dilation):
+def depthwise_costs(
+    shape: tuple[int, ...],
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    pads: tuple[tuple[int, int], ...],
+    dilation: tuple[int, ...],
+) -> dict[str, float]:
     """{form: nanoseconds that it is expected to take on two cores, forward and backward}."""
     batch, height, width, channels = shape
     batch = 1 if are_free([batch]) else batch
@@ -89,37 +103,37 @@ def depthwise_costs(shape, kernel, stride, pads, dilation):
     }
 
 
-def phases_apart(kernel, stride):
+def phases_apart(kernel: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     """Whether a transposed convolution is one convolution for each phase, not one for all."""
     every_phase_has_taps = all(k >= s for k, s in zip(kernel[:2], stride, strict=True))
     return kernel[3] >= WIDE and math.prod(stride) <= MANY_PHASES and every_phase_has_taps
 
 
-def joined_groups(groups, inputs, outputs):
+def joined_groups(groups: int, inputs: int, outputs: int) -> int:
     """How many groups, each from `inputs` channels to `outputs`, one dense block of a grouped
     convolution joins."""
 
-    def misfit(joined):
+    def misfit(joined: int) -> float:
         excess = math.log(joined * math.sqrt(inputs * outputs) / BLOCK)
         return max(1.5 * excess, -excess)  # a block that is too large multiplies more zeros
 
     return min((n for n in range(1, groups + 1) if groups % n == 0), key=misfit)
 
 
-def gradient_transposed(rows, inputs, outputs):
+def gradient_transposed(rows: int, inputs: int, outputs: int) -> bool:
     """Whether the gradient of a linear layer's weight is computed as its transpose, (outputs,
     inputs): on the CPU, 0.2 to 1.2 of the time for these sizes, in the median 0.8."""
     return rows >= inputs >= 2 * outputs and jax.default_backend() == "cpu"
 
 
-def query_blocks(queries, keys):
+def query_blocks(queries: int, keys: int) -> int:
     """In how many blocks of queries causal attention is computed."""
     if not isinstance(queries, int) or queries != keys:  # a free length, or the step of a cache
         return 1
     return max(1, min(QUERY_BLOCKS, queries // QUERIES))
 
 
-def fused_attention(q, k, mask=None):
+def fused_attention(q: Array, k: Array, mask: Array | None = None) -> bool:
     """Whether attention is one kernel of cuDNN, which never holds a score for each pair of
     positions. It computes in 16 bits, with heads of up to 128 features; its gradient needs even
     lengths. With several seeds in one call, it takes no mask: JAX's rule for vmap fails with most
@@ -132,7 +146,7 @@ def fused_attention(q, k, mask=None):
     return fits and even and has_flash_attention()
 
 
-def among_replicas():
+def among_replicas() -> bool:
     """Whether several seeds are computed in one call, by the vmap of training/engine.py."""
     try:
         lax.axis_size("replicas")
@@ -141,7 +155,7 @@ def among_replicas():
     return True
 
 
-def has_flash_attention():
+def has_flash_attention() -> bool:
     """Whether the accelerator is one of NVIDIA's for which cuDNN has this kernel: Ampere or
     later."""
     if jax.default_backend() != "gpu":

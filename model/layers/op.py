@@ -6,22 +6,27 @@ target format has for it. Arrays among the arguments are inputs of the op, all e
 
 import functools
 import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import jax
+from jax.core import Tracer
 from jax.extend import core, source_info_util
 from jax.interpreters import ad, batching, mlir
+from jaxtyping import Array, PyTree
 
 source_info_util.register_exclusion(__file__)  # JAX's messages name the layer and its caller
 
+Structure = Any  # jax.tree_util.PyTreeDef, which is no class for Pyright
 marked_p = core.Primitive("marked")
 marked_p.multiple_results = True
 marking = ContextVar("marking", default=False)  # of a thread: others may trace at the same time
 
 
 @contextmanager
-def marks_shown():
+def marks_shown() -> Iterator[None]:
     """Trace functions under `@op` as ops.
 
     JAX's caches are cleared before and after, because jit would reuse a trace of the other kind.
@@ -35,7 +40,7 @@ def marks_shown():
         jax.clear_caches()
 
 
-def op(function=None, *, any_rank=False):
+def op(function: Callable | None = None, *, any_rank: bool = False) -> Callable:
     """Mark a function as one op.
 
     With `any_rank`, extra leading axes of its data become leading axes of its result, so that vmap
@@ -46,7 +51,7 @@ def op(function=None, *, any_rank=False):
     signature = inspect.signature(function)
 
     @functools.wraps(function)
-    def call(*args, **kwargs):
+    def call(*args: Any, **kwargs: Any) -> Any:
         if not marking.get():
             return function(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
@@ -56,7 +61,7 @@ def op(function=None, *, any_rank=False):
     return call
 
 
-def bind_op(function, any_rank, arguments):
+def bind_op(function: Callable, any_rank: bool, arguments: PyTree) -> PyTree:
     """The results of the function, traced as one op.
 
     A function that uses an array of its caller without having it as an argument is traced unmarked.
@@ -65,12 +70,12 @@ def bind_op(function, any_rank, arguments):
     operands = [leaf for leaf in leaves if is_operand(leaf)]
     attributes = tuple(None if is_operand(leaf) else Attribute(leaf) for leaf in leaves)
 
-    def flat(*operands):
+    def flat(*operands: Array) -> PyTree:
         args, kwargs = filled(tree, attributes, operands)
         return function(*args, **kwargs)
 
     jaxpr, out = jax.make_jaxpr(flat, return_shape=True)(*operands)
-    if any(isinstance(const, jax.core.Tracer) for const in jaxpr.consts):
+    if any(isinstance(const, Tracer) for const in jaxpr.consts):
         return flat(*operands)
     out_tree = jax.tree.structure(out)
     results = marked_p.bind(
@@ -85,31 +90,43 @@ def bind_op(function, any_rank, arguments):
     return jax.tree.unflatten(out_tree, results)
 
 
-def is_operand(leaf):
+def is_operand(leaf: Any) -> bool:
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
 
 class Attribute:
     """A value that is not an input of the op."""
 
-    def __init__(self, value):
+    def __init__(self, value: Any) -> None:
         self.value = value
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return repr(self.value)
 
 
-def filled(tree, attributes, operands):
+def filled(
+    tree: Structure, attributes: Sequence[Attribute | None], operands: Iterable[Any]
+) -> tuple[tuple, dict[str, Any]]:
     """(args, kwargs) of the marked function with these operands filled in."""
     operands = iter(operands)
     return jax.tree.unflatten(tree, [a.value if a else next(operands) for a in attributes])
 
 
-def unmarked(*operands, jaxpr, **_):
+def unmarked(*operands: Array, jaxpr: core.ClosedJaxpr, **_: Any) -> list[Array]:
     return core.jaxpr_as_fun(jaxpr)(*operands)
 
 
-def batch_rule(operands, axes, *, function, any_rank, tree, attributes, jaxpr, out_tree):
+def batch_rule(
+    operands: Sequence[Array],
+    axes: Sequence[int | None],
+    *,
+    function: Callable,
+    any_rank: bool,
+    tree: Structure,
+    attributes: Sequence[Attribute | None],
+    jaxpr: core.ClosedJaxpr,
+    out_tree: Structure,
+) -> tuple[list[Array], list[int]]:
     """The op itself if it accepts any rank and only its data is mapped, else its vmapped jaxpr."""
     indices = iter(range(len(operands)))
     args, _ = jax.tree.unflatten(tree, [a or next(indices) for a in attributes])
@@ -117,7 +134,8 @@ def batch_rule(operands, axes, *, function, any_rank, tree, attributes, jaxpr, o
     mapped = {i for i, axis in enumerate(axes) if axis is not None}
     if any_rank and mapped == data:
         moved = [
-            jax.numpy.moveaxis(x, axes[i], 0) if i in data else x for i, x in enumerate(operands)
+            x if axis is None else jax.numpy.moveaxis(x, axis, 0)
+            for x, axis in zip(operands, axes, strict=True)
         ]
         out = bind_op(function, any_rank, filled(tree, attributes, moved))
     else:
@@ -125,7 +143,9 @@ def batch_rule(operands, axes, *, function, any_rank, tree, attributes, jaxpr, o
     return jax.tree.leaves(out), [0] * out_tree.num_leaves
 
 
-def jvp_rule(primals, tangents, *, jaxpr, **_):
+def jvp_rule(
+    primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: core.ClosedJaxpr, **_: Any
+) -> tuple[list[Array], list[Array]]:
     return jax.jvp(core.jaxpr_as_fun(jaxpr), primals, tuple(map(ad.instantiate_zeros, tangents)))
 
 

@@ -5,36 +5,49 @@ of the input, which are one matrix product for all steps. The gates have the ord
 of torch.nn.LSTM and torch.nn.GRU.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Float, Integer, PyTree
 
 from model.layers.activations import sigmoid
-from model.layers.initializers import lecun_normal, orthogonal
+from model.layers.initializers import Initializer, lecun_normal, orthogonal
 from model.layers.linear import linear, linear_init
 from model.layers.op import op
 
 
-def lstm_init(key, in_dim, dim, *, init=lecun_normal):
+def lstm_init(
+    key: Array, in_dim: int, dim: int, *, init: Initializer = lecun_normal
+) -> dict[str, dict[str, Array]]:
     """The bias of the forget gates is 1, so that a new cell remembers."""
     params = gates_init(key, in_dim, dim, 4, init)
     bias = params["input"]["bias"].at[dim : 2 * dim].set(1)
     return params | {"input": params["input"] | {"bias": bias}}
 
 
-def gru_init(key, in_dim, dim, *, init=lecun_normal):
+def gru_init(
+    key: Array, in_dim: int, dim: int, *, init: Initializer = lecun_normal
+) -> dict[str, dict[str, Array]]:
     params = gates_init(key, in_dim, dim, 3, init)
     # Only the candidate has this bias, which its reset gate multiplies, too.
     return params | {"candidate": {"bias": jnp.zeros(dim)}}
 
 
-def gates_init(key, in_dim, dim, gates, init):
+def gates_init(
+    key: Array, in_dim: int, dim: int, gates: int, init: Initializer
+) -> dict[str, dict[str, Array]]:
     k1, *keys = jax.random.split(key, 1 + gates)
     hidden = jnp.concatenate([orthogonal(k, (dim, dim)) for k in keys], axis=1)
     return {"input": linear_init(k1, in_dim, gates * dim, init=init), "hidden": {"weight": hidden}}
 
 
-def lstm_cell(params, projected, state):
+def lstm_cell(
+    params: PyTree,
+    projected: Float[Array, "batch gates"],
+    state: tuple[Float[Array, "batch dim"], Float[Array, "batch dim"]],
+) -> tuple[Float[Array, "batch dim"], tuple[Float[Array, "batch dim"], Float[Array, "batch dim"]]]:
     """A step of Hochreiter and Schmidhuber's cell, 1997, with the forget gate of Gers, 2000."""
     h, c = state
     gates = projected + linear(params["hidden"], h)  # (B, 4 D)
@@ -44,7 +57,9 @@ def lstm_cell(params, projected, state):
     return h, (h, c)
 
 
-def gru_cell(params, projected, state):
+def gru_cell(
+    params: PyTree, projected: Float[Array, "batch gates"], state: tuple[Float[Array, "batch dim"]]
+) -> tuple[Float[Array, "batch dim"], tuple[Float[Array, "batch dim"]]]:
     """A step of the cell of Cho et al., 2014, with the reset gate after the product."""
     (h,) = state
     r, z, n = jnp.split(projected, 3, axis=-1)
@@ -56,18 +71,37 @@ def gru_cell(params, projected, state):
 
 
 @op
-def lstm(params, x, lengths=None, *, reverse=False):
+def lstm(
+    params: PyTree,
+    x: Float[Array, "batch time in_dim"],
+    lengths: Integer[Array, "batch"] | None = None,
+    *,
+    reverse: bool = False,
+) -> tuple[Float[Array, "batch time dim"], Float[Array, "batch dim"]]:
     """(the outputs of all steps (B, T, D), the final output (B, D)); see `recurrent`."""
     return recurrent(lstm_cell, 2, params, x, lengths, reverse)
 
 
 @op
-def gru(params, x, lengths=None, *, reverse=False):
+def gru(
+    params: PyTree,
+    x: Float[Array, "batch time in_dim"],
+    lengths: Integer[Array, "batch"] | None = None,
+    *,
+    reverse: bool = False,
+) -> tuple[Float[Array, "batch time dim"], Float[Array, "batch dim"]]:
     """(the outputs of all steps (B, T, D), the final output (B, D)); see `recurrent`."""
     return recurrent(gru_cell, 1, params, x, lengths, reverse)
 
 
-def recurrent(cell, states, params, x, lengths=None, reverse=False):
+def recurrent(
+    cell: Callable,
+    states: int,
+    params: PyTree,
+    x: Float[Array, "batch time in_dim"],
+    lengths: Integer[Array, "batch"] | None = None,
+    reverse: bool = False,
+) -> tuple[Float[Array, "batch time dim"], Float[Array, "batch dim"]]:
     """Apply a cell with `states` arrays of state over x, (B, T, in), backwards if `reverse`.
 
     Only the first `lengths`, (B,), steps of each sequence count: the others have outputs of 0,
@@ -80,7 +114,9 @@ def recurrent(cell, states, params, x, lengths=None, reverse=False):
     projected = linear(params["input"], x).swapaxes(0, 1)  # (T, B, gates D)
     start = (jnp.zeros((x.shape[0], dim), projected.dtype),) * states
 
-    def step(state, each):
+    def step(
+        state: tuple[Array, ...], each: tuple[Array, Array | None]
+    ) -> tuple[tuple[Array, ...], Array]:
         now, counts = each
         y, new = cell(params, now, state)
         if counts is None:

@@ -6,12 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from model.layers.attention import attend, attention, attention_init
+from model.layers.attention import attend, attention, attention_init, rotary, rotation
 from model.layers.conv import conv2d, conv2d_init, conv_transpose2d, conv_transpose2d_init
 from model.layers.norm import group_norm
 from model.layers.pool import avg_pool, global_avg_pool, max_pool
 from model.layers.recurrent import gru, gru_init, lstm, lstm_init
-from model.layers.rotary import rotary, rotation
 from tests.inference.layer_cases import grouped, heads
 from tests.inference.made import learned, scale_and_bias, weights
 

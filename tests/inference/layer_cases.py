@@ -3,14 +3,13 @@
 import numpy as np
 
 from model.layers import activations
-from model.layers.attention import attend, attention, attention_init
+from model.layers.attention import attend, attention, attention_init, rotary, rotation
 from model.layers.conv import conv2d, conv2d_init, conv_transpose2d, conv_transpose2d_init
 from model.layers.embedding import embedding, unembedding
 from model.layers.linear import linear, linear_init, linears
 from model.layers.norm import by_statistics, group_norm, layer_norm, rms_norm
 from model.layers.pool import avg_pool, global_avg_pool, global_max_pool, max_pool
 from model.layers.recurrent import gru, gru_init, lstm, lstm_init
-from model.layers.rotary import rotary, rotation
 from tests.inference.made import learned, scale_and_bias, weights
 
 ACTIVATIONS = {

@@ -7,8 +7,15 @@ import pytest
 
 from utils import UserError
 from wiring import parts
-from wiring.config import override, read, read_layers, text_of_problems
-from wiring.extends import NULL_IS_A_VALUE, leaves, source_of
+from wiring.config import (
+    NULL_IS_A_VALUE,
+    leaves,
+    override,
+    read,
+    read_layers,
+    source_of,
+    text_of_problems,
+)
 from wiring.keys import sections
 
 
