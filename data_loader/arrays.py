@@ -1,6 +1,5 @@
 """The user's own arrays: .npz files, or folders of .npy files."""
 
-import io
 import math
 import zipfile
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from numpy.lib import format as npy
 
 from data_loader.base import Arrays, Data, check_labels
 from data_loader.nest import check_type
-from data_loader.npy_files import Header, header_of, zip_file
+from data_loader.npy_files import BinaryFile, Header, header_of, zip_file
 from utils import UserError, check_memory, cut
 from utils.files import open_file
 from utils.forms import Count, LocalPath, checked
@@ -102,7 +101,7 @@ def _read(path: Path, name: str) -> np.ndarray:
 
 
 @contextmanager
-def _opened(path: Path, name: str) -> Iterator[io.BufferedIOBase]:
+def _opened(path: Path, name: str) -> Iterator[BinaryFile]:
     """The .npy file of an array in a folder or a .npz file; a UserError if it cannot be read."""
     if not path.exists():
         raise UserError(f"{path}: no such file; name a .npz file or a folder of .npy files")

@@ -1,7 +1,7 @@
 """The protocols of data: what a dataset is, and what a dataset factory returns."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -48,7 +48,7 @@ else:
     Batch = NewType("Batch", object)
     Parsed = NewType("Parsed", object)
 
-CollateFn: TypeAlias = Callable[[list[Nest]], Batch]
+CollateFn: TypeAlias = Callable[[Sequence[Nest]], Batch]
 AnyDataset: TypeAlias = Dataset | Iterable[Batch]  # by index, or the user's own batches
 
 

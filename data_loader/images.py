@@ -27,7 +27,7 @@ ImageSize: TypeAlias = tuple[int, int] | None  # (height, width); None: as the f
 Color: TypeAlias = Literal["rgb", "gray"]
 
 
-def need_pillow(what: str) -> None:
+def need_pillow(what: str | Path) -> None:
     """Raise if images cannot be read, `what` being the part or file that needs it."""
     if importlib.util.find_spec("PIL") is None:
         raise UserError(f"{what}: reading images needs Pillow; install it with: pip install pillow")

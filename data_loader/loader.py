@@ -1,7 +1,7 @@
 """From datasets to batches: the order of an epoch, stacking, prefetching, users' own batches."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, TypeAlias, TypeVar
@@ -142,7 +142,7 @@ def first_batches(dataset: AnyDataset, count: int, batch_size: int) -> AnyDatase
     return FirstBatches(dataset, count)
 
 
-def collate(examples: list[Nest]) -> Batch:
+def collate(examples: Sequence[Nest]) -> Batch:
     """One batch from a list of examples: every leaf is stacked along a new first axis."""
     try:
         return map_nest(lambda *leaves: np.stack(leaves), *examples)
@@ -165,7 +165,7 @@ def _shapes(example: Nest) -> dict[str, tuple[int, ...]]:
 
 
 def collated(
-    examples: list[Nest], collate_fn: CollateFn, option: str = "loader.collate_fn"
+    examples: Sequence[Nest], collate_fn: CollateFn, option: str = "loader.collate_fn"
 ) -> Nest:
     """The batch that a collate_fn makes from a list of examples: one row per example. Errors name
     the option that holds the function."""
@@ -246,7 +246,7 @@ def first_inputs(
         yield map_nest(lambda a, count=count: np.asarray(a)[:count], batch[0])
 
 
-def prefetch(iterable: Iterable[Item], depth: int = 2) -> Iterator[Item]:
+def prefetch(iterable: Iterable[Item], depth: int = 2) -> Generator[Item, None, None]:
     """The items of an iterable; a thread makes the next `depth` of them ahead of time."""
     iterator: Iterator[Any] = iter(iterable)
     end: Any = object()

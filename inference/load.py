@@ -235,6 +235,7 @@ def load(
         facts = stored_facts(record)
         parts, _ = build_to_ship(found, name, facts, trusted=is_trusted, folders=folders)
         parts = with_recorded(parts, written_config, checkpoint)
+        assert parts.config is not None  # since they were built from one
         model, preprocess, written_config = parts.model, parts.preprocess, parts.config
         raw, inputs = input_specs(parts, facts, None)
         if own_inputs(parts.model):  # predict takes what the model takes
@@ -304,6 +305,7 @@ def load_to_export(
     raw, inputs = input_specs(parts, facts, shape)
     if inputs is None:
         raise UserError("--input: the input shape is unknown; pass it, as in --input 1 28 28 1")
+    assert parts.config is not None  # since they were built from one
     parts.model, params, state = checked_weights(weights, parts.model, inputs, parts.config, source)
     check_applies(parts.model, (params, state), inputs, batch or 1, source, form)
     if form.preprocess and raw is None:

@@ -161,7 +161,7 @@ def batches(
             yield [f"{file.name}[{i}]" for i in rows], batch
     else:
         name, shape = only_input(predictor), image_shape(files[0], predictor)
-        mode = {1: "gray", 3: "rgb"}[shape[2]]
+        mode = "gray" if shape[2] == 1 else "rgb"
         for start in range(0, len(files), size):
             batch = files[start : start + size]
             images = np.stack([pixels(file, shape[:2], mode) for file in batch])
@@ -261,7 +261,7 @@ def only_input(predictor: Predictor) -> str:
     return next(iter(predictor.inputs))
 
 
-def image_shape(path: Path, predictor: Predictor) -> tuple[int, ...]:
+def image_shape(path: Path, predictor: Predictor) -> tuple[int, int, int]:
     """The (height, width, channels) of the images that the preprocessing takes, or the model."""
     need_pillow(path)
     shape: tuple[Any, ...] = predictor.inputs[only_input(predictor)][0]

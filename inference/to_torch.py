@@ -11,7 +11,7 @@ import argparse
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from utils import UserError, named_leaves, run_command
 from utils.forms import local_path
@@ -43,7 +43,7 @@ def write(arguments: Namespace) -> None:
     print(f"Wrote {arguments.out}: {len(arrays)} arrays with {numbers:,} numbers")
 
 
-def plain_weights(checkpoint: Path, trust: bool) -> "dict[str, np.ndarray]":
+def plain_weights(checkpoint: Path, trust: bool) -> dict[str, Any]:
     """{name: array} of a checkpoint, with those that its run has frozen."""
     from inference.load import load
     from training.checkpoint.pretrained import Pretrained

@@ -347,8 +347,9 @@ class Examples:
         if getattr(exportable.parts.model, "inputs", None):
             raise UserError("the model takes other inputs than those of the data")
         self.exportable = exportable
-        self.datasets = load_datasets(exportable.parts.data, exportable.parts.loader)
-        if not all(map(has_items, self.datasets.values())):
+        sets = load_datasets(exportable.parts.data, exportable.parts.loader)
+        self.datasets = {name: dataset for name, dataset in sets.items() if has_items(dataset)}
+        if len(self.datasets) < len(sets):
             raise UserError("data: comes in batches, so no single example can be read")
         self.check_shapes()
 

@@ -56,7 +56,7 @@ def generate(
 def stream(
     model: Model,
     params: PyTree,
-    prompts: Sequence[ArrayLike],
+    prompts: Sequence[Sequence[int] | ArrayLike],
     tokens: int,
     sampling: Sampling | None = None,
     *,

@@ -47,7 +47,10 @@ def check_prompts(prompts: Sequence) -> None:
 
 
 def check(
-    prompts: Sequence[np.ndarray], context: int, sampling: Sampling, vocab_size: int | None = None
+    prompts: Sequence[Sequence[int] | np.ndarray],
+    context: int,
+    sampling: Sampling,
+    vocab_size: int | None = None,
 ) -> None:
     """Raise for prompts and options that cannot be used; `vocab_size` is that of the model, if it
     is known."""

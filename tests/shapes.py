@@ -7,7 +7,10 @@ returns with those of its annotations that state a shape.
 from types import FunctionType
 from typing import get_args, get_origin
 
-from beartype import beartype
+import jax
+import jaxtyping
+import numpy as np
+from beartype import BeartypeConf, beartype
 from jaxtyping import AbstractArray, config, install_import_hook
 
 MODULES = [
@@ -23,13 +26,14 @@ MODULES = [
 
 
 def check_shapes_in_all_tests() -> None:
+    jaxtyping.Array = jax.Array | np.ndarray  # JAX takes both, and weights from a file are NumPy's
     install_import_hook(MODULES, "tests.shapes.checked_shapes")
 
 
 def checked_shapes(function: FunctionType) -> FunctionType:
     annotations = function.__annotations__
     function.__annotations__ = {name: a for name, a in annotations.items() if has_shape(a)}
-    return beartype(function)
+    return beartype(conf=BeartypeConf(is_pep484_tower=True))(function)  # an int is a float, too
 
 
 def has_shape(annotation: object) -> bool:

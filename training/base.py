@@ -8,6 +8,7 @@ the ones that training passes (`given` in training/kinds.py).
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NewType, TypeAlias, TypeGuard, TypeVar
 
 import jax
@@ -332,6 +333,6 @@ class Parts:
     beyond: tuple[
         str, ...
     ] = ()  # the lines by which an untrusted config would act outside of its run
-    own_files: Callable[[], dict[str, str]] | None = (
-        None  # () -> {name: path} of the user's modules that it imports
+    own_files: Callable[[], dict[Path, Path]] | None = (
+        None  # {path in the copy: file} of the user's modules that it imports
     )

@@ -160,7 +160,7 @@ class Streamed:
         """The specs of a batch, and of the count of its genuine examples."""
         return self.spec, jax.ShapeDtypeStruct((), jnp.int32)
 
-    def read(self, epoch: int, start: int) -> Generator[Any, None, None]:
+    def read(self, epoch: int, start: int) -> Generator[tuple[list[PyTree], np.int32], None, None]:
         """The batches of an epoch, which a thread reads ahead and puts onto the devices."""
         put_batch = self.replicas.put_batch
         source = self.source(epoch, start)
@@ -266,7 +266,7 @@ def make_feeds(
                 dataset, options.of(name), replicas, shuffle=shuffle, budget=budget, limit=limit
             )
             feeds[name] = feed
-            budget -= nbytes(dataset) if isinstance(feed, Resident) else 0
+            budget -= feed.nbytes if isinstance(feed, Resident) else 0
             first = next(iter(feeds))
             if options.of(name).collate_fn == options.of(first).collate_fn:
                 check_form(name, feed.shapes, first, feeds[first].shapes)

@@ -261,7 +261,7 @@ def assemble(
     model_with = lambda numbers: recipe.with_numbers(numbers).model  # noqa: E731
     probe = Probe(recipe.model, probe_spec, trainer.numbers, model_with)
     check_unchanged(trainer, probe, pretrained, checkpoint)
-    start = checkpoint and point_of(checkpoint, trainer, folder)
+    start = point_of(checkpoint, trainer, folder) if checkpoint and folder else None
     jax.block_until_ready(trainer.states)  # an error such as too little memory appears only then
     begin()
     for name in trainer.evaluated_early:  # so that an error does not appear only after an epoch
@@ -286,7 +286,7 @@ def assemble(
     team = [  # in the order in which they see the run
         *([keeper] if keeper else []),  # closed first, so that a signal cannot stop its write
         Divergence(trainer, training, keeper, log),
-        FirstLines(recipe, trainer, monitor, histograms),
+        FirstLines(recipe, trainer, monitor, bool(histograms)),
         *([ProgressBar()] if recipe.logging.progress_bar else []),
         log,
         *([Histograms(log.publish)] if draws else []),

@@ -15,6 +15,7 @@ from typing import (
     NamedTuple,
     Required,
     TypedDict,
+    TypeVar,
     get_type_hints,
 )
 
@@ -35,6 +36,8 @@ from utils.forms import (
     form,
     nonnegative,
 )
+
+Name = TypeVar("Name", bound=str | None)
 
 
 def comments(options: Callable) -> dict[str, str]:
@@ -235,7 +238,7 @@ class CheckpointOptions:
         return sign_of(self.monitor, self.mode, "checkpoint.mode")
 
 
-def monitor_for(monitor: str | None, sets: Iterable[str], otherwise: str | None) -> str | None:
+def monitor_for(monitor: Name, sets: Iterable[str], otherwise: Name) -> Name | str:
     """The metric that `monitor` means in a run that evaluates these sets: "auto" is the loss of
     `val`, else of the first validation set, else `otherwise`."""
     validation = [name for name in sets if name not in ("train", "test")]

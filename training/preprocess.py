@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
@@ -265,7 +266,7 @@ def with_statistics(parts: Parts, statistics: Sequence[Statistics]) -> Parts:
     return replace(parts, preprocess=tuple(preprocess), config=config, unfitted={})
 
 
-def with_recorded(parts: Parts, config: dict[str, Any], source: str) -> Parts:
+def with_recorded(parts: Parts, config: dict[str, Any], source: str | Path) -> Parts:
     """The parts with the statistics that a run has recorded in its config."""
     if not parts.unfitted:
         return parts

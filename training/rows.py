@@ -8,7 +8,7 @@ count.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, TypedDict, final
+from typing import Any, NamedTuple, TypeAlias, TypedDict, TypeVar, final
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from training.base import Mode, Weighted, is_weighted
 from utils import map_named, named_leaves
 
 HostArray: TypeAlias = np.ndarray | np.number  # NumPy makes numbers of arrays without axes
+Held = TypeVar("Held")  # an array, in memory or still in a checkpoint's file
 GOOD = -1  # in "bad": the loss and all gradients are finite
 
 
@@ -278,7 +279,7 @@ class TrainingSums:
         return epoch_continues, line_continues
 
 
-def below(arrays: Mapping[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
+def below(arrays: Mapping[str, Held], name: str) -> dict[str, Held]:
     """The arrays whose names begin with `name/`, without that."""
     prefix = f"{name}/"
     return {k.removeprefix(prefix): a for k, a in arrays.items() if k.startswith(prefix)}

@@ -109,8 +109,8 @@ def did_you_mean(value: object, names: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, which may be empty, or of any length."""
+def first_line(error: BaseException | str) -> str:
+    """The first line of an error's message, or of a text, which may be empty, or of any length."""
     return cut((str(error).splitlines() or [""])[0], FOREIGN_ERROR)
 
 
@@ -202,7 +202,9 @@ def is_stacked(name: str) -> bool:
 
 def single_names(name: str, shape: tuple[int, ...]) -> list[str]:
     """The names of the leaves that are stacked in one of this shape; [] if it cannot be one."""
-    before, first, last, after = re.findall(STACKED, name)[0]
+    found = re.fullmatch(STACKED, name)
+    assert found, f"{name} is not the name of a stacked leaf"
+    before, first, last, after = found.groups()
     numbers = range(int(first), int(last) + 1)
     return [f"{before}{i}{after}" for i in numbers] if shape[:1] == (len(numbers),) else []
 
@@ -277,7 +279,7 @@ def main_memory() -> float:
     return min(sizes)
 
 
-def check_memory(what: str, size: int) -> None:
+def check_memory(what: str | Path, size: int) -> None:
     """Refuse to read what claims to be larger than the main memory."""
     if size > (memory := main_memory()):
         sizes = f"{format_bytes(size)}, and this machine has {format_bytes(memory)}"

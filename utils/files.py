@@ -12,8 +12,9 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedIOBase, BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from utils import WINDOWS, RunError, UserError, format_bytes, printable
 
@@ -138,7 +139,7 @@ MOST_LINES = 2**30  # bytes of a file that is read line by line
 LONGEST_LINE = 4 * 2**20
 
 
-def open_file(path: str | Path, most: int | None = None) -> BinaryIO:
+def open_file(path: str | Path, most: int | None = None) -> BufferedReader:
     """A regular file, opened for reading; Unreadable if it is none, or has more than `most` bytes.
 
     Opening a pipe would wait for a writer, and a device may have no end.
@@ -174,7 +175,7 @@ class Pieces:
     """An open file of which at most `most` bytes are read at once: a length that the file claims,
     such as that of a header, could fill the memory."""
 
-    def __init__(self, file: BinaryIO, most: int) -> None:
+    def __init__(self, file: IO[bytes] | BufferedIOBase, most: int) -> None:
         self.file, self.most = file, most
 
     def __getattr__(self, name: str) -> Any:
@@ -342,7 +343,7 @@ def locked(folder: str | Path, shared: bool = False, wait: float = 0.0) -> int:
         return opened
 
 
-def atomic_write(path: str | Path, data: bytes) -> None:
+def atomic_write(path: str | Path, data: bytes | bytearray) -> None:
     """Write bytes to `path`, which is either unchanged or has the complete new content."""
     with atomic_file(path) as file:
         file.write(data)

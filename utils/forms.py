@@ -427,7 +427,7 @@ def check_options(options: Any) -> None:
         raise ValueError("\n".join(problems))
 
 
-def local_path(name: str, path: str | Path) -> Path:
+def local_path(name: str, path: str | os.PathLike[str]) -> Path:
     """A path that a user has named, with `~` expanded; `name` is its argument, for the error."""
     if not local.holds(path):
         raise UserError(f"{name}: must be {local.words}, got {path}")

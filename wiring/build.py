@@ -1,6 +1,6 @@
 """Build the parts of a run from a config; all problems are collected and raised at once."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -198,7 +198,7 @@ def compiled(root: Part, facts: dict[str, Any], problems: list[Bad]) -> dict[str
 
 
 def rebuilt(
-    written: Part, facts: dict[str, Any], parts: "Parts", numbers: dict[str, Any]
+    written: Part, facts: dict[str, Any], parts: "Parts", numbers: Mapping[str, Any]
 ) -> "Parts":
     """`parts` with `numbers`, {path: number}, in place of those of training.vary: the numbers of
     one replica, or the inputs of a program that is being compiled. Nothing varies in them."""

@@ -66,7 +66,7 @@ def chained(members: Sequence[Part], *optimizers: "Optimizer") -> "Optimizer":
         return kind_of(optimizer) or (rate if rate_of(member)[0] else "")
 
     kinds = list(map(kind, members, optimizers))
-    if problem := misplaced(kinds, [member.name for member in members]):
+    if problem := misplaced(kinds, [str(member.name) for member in members]):
         raise ValueError(f"{problem[0]}: {problem[1]}")
     return chain(*optimizers)
 

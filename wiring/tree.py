@@ -5,7 +5,7 @@ calling the rest collects the problems of all.
 """
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
 from inspect import Parameter
@@ -216,7 +216,7 @@ def is_valid(value: Any) -> bool:
     return not any(isinstance(node, Bad) for node in nodes_in(value))
 
 
-def replaced(value: Any, numbers: dict[str, Any]) -> Any:
+def replaced(value: Any, numbers: Mapping[str, Any]) -> Any:
     """A tree with other numbers, {path: number}, which may be inputs of a compiled program."""
 
     def change(part: Part) -> Part:

@@ -238,8 +238,7 @@ class Plain(Walk):
         # The converter's errors then point to the user's code.
         with source_info_util.user_context(eqn.source_info.traceback):
             results = compute(eqn, *arrays)
-        results = results if eqn.primitive.multiple_results else [results]
-        return self.results(eqn, operands, results)
+        return self.results(eqn, operands, results if isinstance(results, list) else [results])
 
 
 class JaxTarget(Target):

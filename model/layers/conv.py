@@ -163,10 +163,10 @@ def convolve(
 
 def resolve_padding(
     padding: Padding,
-    size: tuple[int, ...],
-    kernel: tuple[int, ...],
-    stride: tuple[int, ...],
-    dilation: tuple[int, ...] = (1, 1),
+    size: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int] = (1, 1),
 ) -> Pads:
     """A padding of any form as ((top, bottom), (left, right))."""
     if not isinstance(padding, str):

@@ -1,12 +1,13 @@
 """Pooling of NHWC images."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Float, Int
 
 from model.layers.conv import Padding, pair, resolve_padding
 from model.layers.conv_forms import Pads, sum_of_readers, total, window_views
@@ -142,9 +143,9 @@ sum_of_views.defvjp(sum_of_views_fwd, sum_of_views_bwd)
 
 
 def geometry(
-    x: Shaped[Array, "batch height width dim"],
-    window: int | tuple[int, int],
-    stride: int | tuple[int, int] | None,
+    x: Any,  # an array, or the value of one in an export
+    window: int | Sequence[int],
+    stride: int | Sequence[int] | None,
     padding: Padding,
 ) -> Windows:
     """(window, stride, pads), each for both axes."""

@@ -461,7 +461,10 @@ def sums_so_far(checkpoint: storage.Checkpoint, trainer: Trainer) -> tuple[Train
     sums = trainer.training_sums()
     if not checkpoint.record["position"]:
         return sums, True
-    epoch_continues, line_continues = sums.take([below(a, "sums") for a in checkpoint.arrays])
+    trees = [below(arrays, "sums") for arrays in checkpoint.arrays]
+    epoch_continues, line_continues = sums.take(
+        [{name: np.asarray(a) for name, a in tree.items()} for tree in trees]
+    )
     if not epoch_continues:
         effect = "those of this epoch cover only the rest of it"
         logger.warning("The metrics have changed since the checkpoint: %s", effect)

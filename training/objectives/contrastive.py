@@ -49,7 +49,7 @@ def simclr(
 
 
 def nt_xent(
-    z: Num[Array, "2*batch ..."], mask: Bool[Array, "batch"], temperature: Number
+    z: Num[Array, "views ..."], mask: Bool[Array, "batch"], temperature: Number
 ) -> tuple[Float[Array, "batch"], Float[Array, "batch"]]:
     """(the loss of each example, whether its views are matched) of their first views, then of their
     second ones, (2 B, D): the cross entropy of finding the other view by the cosine, among the

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from training.devices.sharding import fetched
 from training.engine import Trainer
@@ -211,11 +211,12 @@ class FirstLines:
         logger.info("%s of %d examples each, on %s%s", steps, batch, devices, replicas)
 
 
-def on_devices(mesh: Mesh) -> str:
+def on_devices(mesh: Mesh | AbstractMesh) -> str:
     """The devices of a mesh, such as 8 x NVIDIA H200 (data 2 x fsdp 4), in 2 processes."""
     axes = [f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1]
     shape = f" ({' x '.join(axes)})" if axes and axes != [f"data {mesh.size}"] else ""
     processes = f", in {jax.process_count()} processes" if jax.process_count() > 1 else ""
+    assert isinstance(mesh, Mesh)  # a run's devices are there
     return f"{mesh.size} x {mesh.devices.flat[0].device_kind}{shape}{processes}"
 
 

@@ -126,7 +126,7 @@ class View:
         *,
         seed: int = 0,
         stop: int | None = None,
-    ) -> list[list[int]]:
+    ) -> list[np.ndarray]:
         params, state = self._whole_weights()
         options = {"state": state, "seed": seed, "stop": stop}
         return generate(self._writer, params, prompts, tokens, sampling, **options)

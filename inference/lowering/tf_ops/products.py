@@ -120,8 +120,9 @@ def pads_of(
     dilation: Sequence[int] = (1, 1),
 ) -> Pads:
     """((top, bottom), (left, right)), or "SAME" for free sizes, for which TFLite computes it."""
-    if None not in size or not isinstance(padding, str):
-        return resolve_padding(padding, size, kernel, stride, dilation)
+    known = [n for n in size if n is not None]
+    if len(known) == len(size) or not isinstance(padding, str):
+        return resolve_padding(padding, known, kernel, stride, dilation)
     if padding == "SAME":
         return padding
     if padding != "VALID":

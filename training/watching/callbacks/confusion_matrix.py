@@ -31,7 +31,7 @@ def confusion_matrix(
     position of a sequence counts; a target that is a distribution counts as its likeliest class;
     labels outside the classes are left out.
     """
-    return Callback(ConfusionMatrix(normalized, sets, every))
+    return ConfusionMatrix(normalized, sets, every)
 
 
 def pairs(output: Any, target: Any) -> dict[str, Array]:

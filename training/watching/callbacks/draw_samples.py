@@ -45,7 +45,7 @@ def draw_samples(
     if bounds is not None and not bounds[0] < bounds[1]:
         raise ValueError(f"bounds: must be the smallest and the largest value, got {bounds}")
     options = {"steps": steps, "guidance": guidance, "bounds": bounds, "seed": seed}
-    return Callback(DrawSamples(labels, each, options, every))
+    return DrawSamples(labels, each, options, every)
 
 
 @dataclass

@@ -24,7 +24,7 @@ def early_stopping(
     With `restore_best`, a run that has ended, early or not, returns the weights and the values of
     its best checkpoint; checkpoint.monitor must be the same metric.
     """
-    return Callback(EarlyStopping(monitor, mode, patience, min_delta, restore_best))
+    return EarlyStopping(monitor, mode, patience, min_delta, restore_best)
 
 
 @dataclass

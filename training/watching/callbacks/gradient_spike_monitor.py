@@ -30,7 +30,7 @@ def gradient_spike_monitor(
     over at least `warmup` earlier steps. In the average, the length of a spike is cut to the
     threshold: the next spike is still found, but gradients that stay long become usual.
     """
-    return Callback(GradientSpikeMonitor(ema_decay, threshold, warmup))
+    return GradientSpikeMonitor(ema_decay, threshold, warmup)
 
 
 @dataclass

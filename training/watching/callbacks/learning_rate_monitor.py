@@ -17,7 +17,7 @@ def learning_rate_monitor(every: Every = EVERY_EPOCH) -> Callback:
 
     The first part is the same as `logging.learning_rate`.
     """
-    return Callback(LearningRateMonitor(every))
+    return LearningRateMonitor(every)
 
 
 class LearningRateMonitor:

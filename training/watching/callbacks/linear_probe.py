@@ -41,7 +41,7 @@ def linear_probe(
     set, which are not augmented. The probe does not change the model. It is fitted in each
     evaluation, or only in those at which `every` is due.
     """
-    return Callback(LinearProbe(examples, batch_size, ridge, sets, every))
+    return LinearProbe(examples, batch_size, ridge, sets, every)
 
 
 @dataclass

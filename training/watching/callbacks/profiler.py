@@ -26,7 +26,7 @@ def profiler(
     XProf, and TensorBoard with its plugin, show the whole folder profile/. `every_n_minutes` after
     a trace, another one begins.
     """
-    return Callback(Profiler(first_step, n_steps, every_n_minutes))
+    return Profiler(first_step, n_steps, every_n_minutes)
 
 
 @dataclass

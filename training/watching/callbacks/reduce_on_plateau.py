@@ -32,7 +32,7 @@ def reduce_on_plateau(
     one less as the patience.
     """
     numbers = factor, patience, min_delta, cooldown, min_scale
-    return Callback(ReduceOnPlateau(monitor, mode, *numbers))
+    return ReduceOnPlateau(monitor, mode, *numbers)
 
 
 @dataclass

@@ -42,7 +42,7 @@ def sample_images(
     in each of `sets` (default: all held-out sets), with label>prediction below. If the inputs are
     not images, only the .json is written.
     """
-    return Callback(SampleImages(count, worst, sets, every))
+    return SampleImages(count, worst, sets, every)
 
 
 def prediction(output: Any, target: Any) -> dict[str, Array]:

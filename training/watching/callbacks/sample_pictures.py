@@ -25,7 +25,7 @@ def sample_pictures(
     They are in pictures/samples.png, in the report and on trackers. The noise is the same at all
     epochs, so that the pictures can be compared.
     """
-    return Callback(SamplePictures(count, seed, every))
+    return SamplePictures(count, seed, every)
 
 
 @dataclass

@@ -51,7 +51,7 @@ def sample_text(
     if tokenizer is not None and not hasattr(tokenizer, "encode"):
         raise ValueError("tokenizer: is not trained yet; leave it out to use the one of the data")
     sampling = Sampling(temperature, top_k, top_p)
-    return Callback(SampleText(prompts, tokens, sampling, seed, every, tokenizer))
+    return SampleText(prompts, tokens, sampling, seed, every, tokenizer)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from utils.forms import LocalPath
 def csv(file: LocalPath = "metrics.csv") -> Tracker:
     """Write each line as a row of a table in the run's folder; missing values are empty."""
     check_file_name(file)
-    return Tracker(Csv(file))
+    return Csv(file)
 
 
 class Csv:

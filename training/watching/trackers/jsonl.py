@@ -25,7 +25,7 @@ FileName = Annotated[LocalPath, NeedsTrust("is written outside the run's folder"
 def jsonl(file: FileName = "tracked.jsonl") -> Tracker:
     """Write each line as JSON to a file in the run's folder; runs may share an absolute path."""
     check_file_name(file, may_be_absolute=True)
-    return Tracker(Jsonl(file))
+    return Jsonl(file)
 
 
 class Jsonl:

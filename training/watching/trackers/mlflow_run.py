@@ -43,7 +43,7 @@ def mlflow(
     continues the same run.
     """
     needs("mlflow", "pip install mlflow-skinny", mlflow="mlflow-skinny", PIL="pillow")
-    return Tracker(Mlflow(experiment, name, tags, uri))
+    return Mlflow(experiment, name, tags, uri)
 
 
 @dataclass

@@ -20,7 +20,7 @@ COLOUR_SPACES = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}  # {colour type of a PNG file: Te
 def tensorboard() -> Tracker:
     """Write scalars, pictures, histograms and the config for TensorBoard, without TensorFlow."""
     needs("tensorboard", tensorboardX="tensorboardX")
-    return Tracker(TensorBoard())
+    return TensorBoard()
 
 
 class TensorBoard:

@@ -34,7 +34,7 @@ def trackio(
     The default of `project` is the title. A resumed run continues the run of its name.
     """
     needs("trackio", "pip install trackio", trackio="trackio", PIL="pillow")
-    return Tracker(Trackio(project, name, group, space))
+    return Trackio(project, name, group, space)
 
 
 @dataclass

@@ -61,7 +61,7 @@ def wandb(
         raise ValueError(f"id: must be up to 64 letters, digits, '_', '-' and '.', got {id!r}")
     if resume == "must" and id is None:
         raise ValueError('resume: "must" needs the run to resume; give its id')
-    return Tracker(Wandb(project, name, group, entity, tags, id, resume, mode))
+    return Wandb(project, name, group, entity, tags, id, resume, mode)
 
 
 @dataclass
