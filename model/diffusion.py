@@ -22,7 +22,9 @@ NO_CLASS = -1  # the label for which a model predicts without knowing the class
 EDGE = math.atan(math.exp(-5))  # the first and last ratio of noise and signal: e^-5 and e^5
 
 
-def levels(time: Float[Array, "*shape"]) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
+def levels(
+    time: float | Float[Array, "*shape"],
+) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
     """(signal, noise), whose squares add up to 1: the cosine schedule (Nichol and Dhariwal, 2021)
     without its ends, where nothing is left of the noise or of the image."""
     angle = EDGE + time * (math.pi / 2 - 2 * EDGE)

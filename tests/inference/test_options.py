@@ -91,9 +91,9 @@ def layers_with_options():
     found = {}
     for module in pkgutil.iter_modules(model.layers.__path__):
         functions = vars(importlib.import_module(f"model.layers.{module.name}"))
-        for name, function in functions.items():
-            if name.endswith("_init") and (options := options_of(function, {})):
-                found[name.removesuffix("_init")] = function, options
+        for name in functions.keys() & {f"{name}_init" for name in functions}:
+            if options := options_of(functions[name], {}):
+                found[name.removesuffix("_init")] = functions[name], options
     return found
 
 

@@ -97,9 +97,9 @@ def changed(
 
 def change(
     levels: Float[Array, "height width channels"],
-    which: Int[Array, ""],
+    which: int | Int[Array, ""],
     strength: ArrayLike,
-    sign: Int[Array, ""],
+    sign: int | Int[Array, ""],
     reach: Reach,
 ) -> Float[Array, "height width channels"]:
     """The change with this number: 0 is none, 1 to 5 change the geometry, the others the colours.
@@ -126,9 +126,9 @@ def change(
 
 def moved(
     image: Shaped[Array, "height width channels"],
-    which: Int[Array, ""],
+    which: int | Int[Array, ""],
     strength: ArrayLike,
-    sign: Int[Array, ""],
+    sign: int | Int[Array, ""],
     reach: Reach,
 ) -> Shaped[Array, "height width channels"]:
     """The part of the change with this number that concerns the geometry."""
@@ -139,7 +139,10 @@ def moved(
 
 
 def placed(
-    which: Int[Array, ""], signed: Float[Array, ""], reach: Reach, shape: tuple[int, int, int]
+    which: int | Int[Array, ""],
+    signed: float | Float[Array, ""],
+    reach: Reach,
+    shape: tuple[int, int, int],
 ) -> tuple[Float[Array, "2 2"], Float[Array, "2"]]:
     """The (matrix, shift) with which `nearest` does nothing, shears along columns or rows, shifts
     to the right or down, or rotates."""

@@ -83,7 +83,7 @@ def test_a_row_that_may_attend_to_nothing_is_finite():
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
-def test_a_mask_that_is_added_to_scores_is_refused(dtype):
+def test_a_mask_that_is_added_to_scores_is_refused(without_shape_checks, dtype):
     """Its 0 for what a query may read would hide it."""
     params, x = random_params(attention_init, DIM), normal(1, 1, T, DIM)
     with pytest.raises(ValueError, match=f"^mask: must be True .* got {dtype.__name__}; write"):

@@ -34,6 +34,9 @@ from training.watching.callbacks.early_stopping import early_stopping
 from utils import UserError
 from wiring.build import build
 
+# The check of our own shapes would come before these messages.
+pytestmark = pytest.mark.usefixtures("without_shape_checks")
+
 X = np.random.default_rng(0).normal(size=(64, 6)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(np.int32)
 MODEL = mlp((6,), 2, dims=(4,))
