@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Num, PyTree
 
 from model.layers.forms import are_free, gradient_transposed
 from model.layers.initializers import Initializer, lecun_normal
@@ -22,15 +22,13 @@ def linear_init(
 
 
 @op(any_rank=True)
-def linear(params: PyTree, x: Float[Array, "*batch in_dim"]) -> Float[Array, "*batch out_dim"]:
+def linear(params: PyTree, x: Num[Array, "*batch in_dim"]) -> Float[Array, "*batch out_dim"]:
     """(..., in) -> (..., out)."""
     return add_bias(params, matmul(x, params["weight"]))
 
 
 @op(any_rank=True)
-def linears(
-    layers: list[PyTree], x: Float[Array, "*batch in_dim"]
-) -> list[Float[Array, "*batch _"]]:
+def linears(layers: list[PyTree], x: Num[Array, "*batch in_dim"]) -> list[Float[Array, "*batch _"]]:
     """The results of several linear layers of one input, as a list.
 
     They are one product; a transformer's step then takes 0.95 of the time.
@@ -55,7 +53,7 @@ def linears(
 
 
 def matmul(
-    x: Float[Array, "*batch in_dim"], weight: Float[Array, "in_dim out_dim"]
+    x: Num[Array, "*batch in_dim"], weight: Float[Array, "in_dim out_dim"]
 ) -> Float[Array, "*batch out_dim"]:
     """x @ weight over the last axis of x."""
     if are_free(x.shape):  # JAX cannot always compare products of free sizes
@@ -66,7 +64,7 @@ def matmul(
 
 def flat(
     product: Callable[[Array, Array], Array],
-    x: Float[Array, "*batch in_dim"],
+    x: Num[Array, "*batch in_dim"],
     weight: Float[Array, "in_dim out_dim"],
 ) -> Float[Array, "*batch out_dim"]:
     """The product of all rows of x and the weight. So the weight's gradient is one plain matrix

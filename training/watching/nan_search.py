@@ -11,6 +11,7 @@ import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from inspect import unwrap
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 from typing import Literal as OneOf
@@ -116,7 +117,7 @@ def first_bad_op(
     if cause.name:
         return described_argument(cause)
     frames = frames_of(cause)
-    of_labels = distribution.__code__.co_filename, distribution.__qualname__
+    of_labels = unwrap(distribution).__code__.co_filename, distribution.__qualname__
     if frames and (frames[0].file, frames[0].function) == of_labels:
         return described_label(cause, batch, valid)
     return described_op(cause, frames, phase(cause, bad is loss.cause))
