@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 from jaxtyping import PyTree
 
 from training.checkpoint import storage
