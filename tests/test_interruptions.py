@@ -27,6 +27,7 @@ def run_code(folder, code, *arguments):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_and_exits_with_75(small, number):
     epochs = ["training.epochs=100000", "checkpoint.every_epochs=100000"]
@@ -44,6 +45,7 @@ def test_a_signal_saves_and_exits_with_75(small, number):
     assert list(folder.glob("checkpoint-*.params"))
 
 
+@pytest.mark.slow
 def test_a_run_under_nohup_survives_the_end_of_its_terminal(small):
     arguments = ["-c", "small.json", "training.epochs=100000", "checkpoint.every_epochs=100000"]
     command = ["nohup", sys.executable, str(ROOT / "train.py"), *arguments]

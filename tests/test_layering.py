@@ -158,6 +158,7 @@ def stores(tree):
             yield getattr(owner, "id", None), node.attr, node.lineno
 
 
+@pytest.mark.slow
 def test_no_function_of_training_writes_a_field_of_an_object_of_another_module():
     """Functions return values, and the owner assigns them. The memory of a callback is the protocol
     by which a resumed run gives it back."""
@@ -175,6 +176,7 @@ def test_no_function_of_training_writes_a_field_of_an_object_of_another_module()
                 assert name not in given - {"self"} or attribute in own, where
 
 
+@pytest.mark.slow
 def test_files_that_import_heavy_packages_at_their_top_are_imported_inside_functions():
     paths = [path for layer in ALLOWED for path in files(layer) if path.parent.name not in LAZY]
     for path in paths:
@@ -187,6 +189,7 @@ def test_data_loading_never_imports_jax():
         assert not any(name.split(".")[0] == "jax" for name in imports(path)), path
 
 
+@pytest.mark.slow
 def test_checking_a_config_imports_no_heavy_package():
     code = "import sys, train; train.main(['--check'])\n"
     code += "print('\\n'.join(sorted(sys.modules)), file=sys.stderr)"

@@ -100,6 +100,7 @@ def test_the_reading_order_has_the_right_number_of_lines():
         assert abs(stated - true) <= 0.15 * true, f"{path} has {true} lines, README says {stated}"
 
 
+@pytest.mark.slow
 def test_the_model_of_the_readme():
     ((path, code),) = module_blocks(README)
     scope = {"__name__": path.removesuffix(".py").replace("/", ".")}

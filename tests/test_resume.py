@@ -226,6 +226,7 @@ def test_a_child_process_that_outlives_a_killed_run_does_not_lock_it(workdir):
     assert resumes(workdir, *arguments, "training.epochs=100000", "--resume", "auto")
 
 
+@pytest.mark.slow
 def test_other_data_is_refused(workdir):
     code, _, err = call(
         workdir, "--resume", only_run(workdir), "training.epochs=3", "data.args.seed=1"

@@ -26,6 +26,7 @@ def train(*overrides):
     return fit(parts.model, **parts.data.load(), **settings)
 
 
+@pytest.mark.slow
 def test_the_sample_learns_mnist():
     if not os.environ.get("MNIST_DIR"):
         pytest.skip("MNIST_DIR is not set, so real MNIST is not available")

@@ -272,12 +272,14 @@ def test_different_configs_are_an_error(workdir):
     assert "process 1 failed and has printed the reason" in outputs[0][1]
 
 
+@pytest.mark.slow
 def test_a_mistake_is_reported_once_before_any_process_is_started(workdir):
     out, err = train(workdir, "--processes", "2", "loader.batch_size=-1", code=2)
     assert out == ""
     assert err == "config.json: loader.batch_size: must be at least 1, got -1\n"
 
 
+@pytest.mark.slow
 def test_a_missing_library_is_reported_before_any_process_is_started(workdir, monkeypatch):
     (workdir / "sitecustomize.py").write_text("import sys\nsys.modules['orbax'] = None\n")
     monkeypatch.setenv("PYTHONPATH", str(workdir))

@@ -149,6 +149,7 @@ def test_a_watcher_evaluates_checkpoints_as_they_appear_until_the_run_has_ended(
     assert run(small, "--watch", folder_of(small))[:2] == (0, "")  # nothing is left to evaluate
 
 
+@pytest.mark.slow
 def test_a_report_is_written_again_and_a_missing_folder_is_refused(trained):
     directory, folder, _ = trained
     (folder / "report.html").unlink()

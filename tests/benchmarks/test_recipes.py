@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from benchmarks.peers.optax import optimizer_of
 from benchmarks.time_to_accuracy import RECIPE, recipe_of
@@ -20,6 +21,7 @@ SHAPES = {
 STEPS = 4
 
 
+@pytest.mark.slow
 def test_optax_takes_the_same_steps_as_our_optimizer():
     workload = recipe_of(RECIPE)._replace(epochs=1, warmup=0.25)
     ours = adamw(workload.lr, weight_decay=workload.weight_decay)

@@ -39,6 +39,7 @@ def test_encoded_images_and_labels_equal_those_that_tensorflow_wrote(tf_folder):
     assert x.shape == (14, 20, 3) and x.dtype == np.uint8
 
 
+@pytest.mark.slow
 def test_numbers_and_raw_bytes_equal_those_that_tensorflow_reads(tf_folder):
     expected = np.load(tf_folder / "varied.npz")
     records = RecordFiles(str(tf_folder / "varied.tfrecord"))

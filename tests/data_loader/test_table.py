@@ -148,6 +148,7 @@ def test_the_model_embeds_the_categories_of_each_column(tables):
         tabular_model((7,), 2, data.columns)
 
 
+@pytest.mark.slow
 def test_half_precision_keeps_the_categories_apart():
     columns = {"a": (), "b": tuple(map(str, range(1000)))}
     model = tabular_model((3,), 2, columns)

@@ -67,6 +67,7 @@ def test_a_sample_of_mutants_ends_in_order(tmp_path, kind, base, seeds):
             assert result["fault"] is None, result["fault"]
 
 
+@pytest.mark.slow
 @needs_proc
 def test_a_sample_of_runs_ends_in_order(tmp_path):
     for seed in range(12):

@@ -37,6 +37,7 @@ def jax_outputs(small, inputs, form=NHWC):
     return jax.jit(loaded.function)(loaded.weights, inputs)
 
 
+@pytest.mark.slow
 def test_both_formats_compute_what_jax_computes_beside_the_config_and_the_code(
     small, convert, tmp_path
 ):
@@ -71,6 +72,7 @@ def test_both_formats_compute_what_jax_computes_beside_the_config_and_the_code(
     assert written == json.loads(small.config.read_text())["model"] | {"args": args}
 
 
+@pytest.mark.slow
 def test_a_loaded_run_is_exported_with_its_preprocessing(small, tmp_path):
     loaded, path = load(small.checkpoint), tmp_path / "a.onnx"
     pixels = np.random.default_rng(0).integers(0, 256, (5, 28, 28, 1), np.uint8)
@@ -203,6 +205,7 @@ def test_a_warning_names_the_weights_that_stay_in_float32(small, convert, tmp_pa
     assert code == 0 and "stays in float32" not in printed, printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "form", "shape", "dtype"),
     [
@@ -236,6 +239,7 @@ def test_options_change_the_inputs_and_outputs(
     assert (sizes[0], input_dtype) == (4 if "--batch" in arguments else None, dtype)
 
 
+@pytest.mark.slow
 def test_the_code_of_the_run_is_copied_not_that_of_today(small, convert, tmp_path):
     run = shutil.copytree(small.checkpoint.parent, tmp_path / "run")
     with open(run / "model" / "mlp.py", "a", encoding="utf-8") as file:
@@ -323,6 +327,7 @@ def test_a_checkpoint_needs_no_config_but_its_own_imports_nothing(small, convert
     assert code == 2 and "'os.system' would import code" in printed and "--trust" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["here", "beside", "copied"])
 def test_a_trusted_checkpoint_finds_the_modules_of_its_config(small, convert, tmp_path, where):
     """Where one stands, beside the checkpoint, and in the copy that its run has made."""
@@ -340,6 +345,7 @@ def test_a_trusted_checkpoint_finds_the_modules_of_its_config(small, convert, tm
     assert (tmp_path / "out" / "small" / "user_modules" / f"found_{where}.py").is_file()
 
 
+@pytest.mark.slow
 def test_other_data_than_the_training_data_is_reported(convert):
     other_data = "data.args.train_size=600"
     code, printed = convert(*ONNX, "--quantize", "int8", other_data)
@@ -348,6 +354,7 @@ def test_other_data_than_the_training_data_is_reported(convert):
     assert code == 0 and "Scored on other data" in printed
 
 
+@pytest.mark.slow
 def test_without_data_random_inputs_are_used(small, convert, tmp_path):
     data = {"name": "arrays", "args": {"train": "gone.npz"}}
     config = tmp_path / "gone.json"

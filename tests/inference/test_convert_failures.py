@@ -16,6 +16,7 @@ from utils import RunError
 ONNX = ("--name", "small", "--formats", "onnx")
 
 
+@pytest.mark.slow
 def test_an_existing_export_is_only_replaced_with_force(convert, tmp_path):
     assert convert(*ONNX)[0] == 0
     path = tmp_path / "out" / "small" / "small.onnx"
@@ -198,6 +199,7 @@ def crash(self, path):
         child.call("measuring samples", os.abort)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fail", "message"),
     [

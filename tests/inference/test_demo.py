@@ -109,6 +109,7 @@ def longest_side(pixels):
     return max(np.ptp(np.flatnonzero((pixels > 25).any(axis))) + 1 for axis in (0, 1))
 
 
+@pytest.mark.slow
 def test_logits_are_equal_to_those_in_python(chromium, sample):
     page, python = sample
     x = np.random.default_rng(1).uniform(0, 1, (3, 28, 28, 1)).astype(np.float32)

@@ -111,6 +111,7 @@ def test_a_multiple_of_a_number_can_be_divided_by_it(tmp_path):
             assert_equal(open_model(path)({"input": x}), patches(None, x))
 
 
+@pytest.mark.slow
 def test_a_free_axis_can_be_split(tmp_path):
     def halves(_, x):
         return jnp.concatenate(jnp.split(x, 2, 1)[::-1], 1)

@@ -93,6 +93,7 @@ def test_inputs_and_outputs_keep_their_order_and_names_in_every_file(route, tmp_
         np.testing.assert_allclose(results[1], results[2], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["onnx", "stablehlo", pytest.param("tflite", marks=SLOW)])
 def test_params_may_be_tables_in_float64_and_random_keys(format, tmp_path):
     """As plain JAX and the state of a Flax model with dropout have them."""
@@ -259,6 +260,7 @@ def test_a_scalar_is_one_number_for_the_whole_batch(format, tmp_path):
     np.testing.assert_allclose(result, scaled(X[:1, :3], 2, 1), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_example_of_zeros_is_verified_on_random_numbers_and_refused_for_int8(tmp_path, capsys):
     def function(count, x, ids):
         rows = jnp.asarray(WEIGHT)[ids].sum(-1)
@@ -297,6 +299,7 @@ def test_a_result_without_numbers_is_refused_and_a_complex_example(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_weights_above_the_limit_of_protobuf_lie_beside_the_graph(tmp_path, monkeypatch):
     import onnx
 
@@ -317,6 +320,7 @@ def test_weights_above_the_limit_of_protobuf_lie_beside_the_graph(tmp_path, monk
     assert not (tmp_path / "small.onnx.data").exists()
 
 
+@pytest.mark.slow
 def test_inputs_of_ones_own_are_verified_at_other_sizes_too(tmp_path):
     np.savez(tmp_path / "own.npz", input=X[:1] * 3)
     options = {"inputs": tmp_path / "own.npz", "batches": [1, 2], "tolerance": 1e-3}

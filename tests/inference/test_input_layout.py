@@ -39,6 +39,7 @@ def test_an_input_shape_may_have_the_channels_first(convolution, convert, tmp_pa
     np.testing.assert_allclose(result, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

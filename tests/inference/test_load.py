@@ -119,6 +119,7 @@ def test_a_run_of_fit_needs_its_model(of_fit, convert, run_predict):
         load(folder, preprocess=[np.sqrt])
 
 
+@pytest.mark.slow
 def test_a_run_of_fit_is_used_with_the_preprocess_of_its_training(tmp_path):
     x, y, model = np.ones((8, 3), np.float32), np.arange(8) % 2, mlp((3,), 2)
     centred = partial(normalize, mean=np.float32([0.1, 0.2, 0.3]), std=3 * (2.0,))

@@ -63,6 +63,7 @@ def test_a_batch_may_be_fixed():
     assert dims(proto.graph.input[0]) == [2, 4, 4, 1] and dims(proto.graph.output[0]) == [2, 3]
 
 
+@pytest.mark.slow
 def test_a_resnet_has_neither_norms_nor_transpositions_between_its_convolutions():
     resnet_ops = ops(exported_model(resnet((8, 8, 3), 10, widths=(4, 8), depth=1), images(8, 8, 3)))
     assert resnet_ops["Transpose"] == 1  # of the input

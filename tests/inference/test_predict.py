@@ -40,6 +40,7 @@ def write_report(folder, **report):
     (folder / "verification.json").write_text(json.dumps({"form": {}} | report))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_and_its_exports_agree(small, convert, run_predict, drawn, tmp_path):
     npz, labels = drawn
     exports = {
@@ -150,6 +151,7 @@ TABLE = {
 }
 
 
+@pytest.mark.slow
 def test_rows_of_a_table_are_encoded_as_in_training(run_predict, convert, tmp_path):
     """A file to predict has other rows and columns than that of the training, and no target."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | TABLE))

@@ -69,6 +69,7 @@ def test_a_batch_may_be_fixed(tmp_path):
     assert (model.inputs["input"][0], model.outputs["output"][0]) == ((2, 4, 4, 1), (2, 3))
 
 
+@pytest.mark.slow
 def test_a_resnet_has_no_norms_and_one_op_for_a_convolution_and_its_relu(tmp_path):
     model = resnet((8, 8, 3), 10, widths=(4, 8), depth=1)
     model = exported(tmp_path / "a.tflite", *with_weights(model), images(8, 8, 3))
@@ -171,6 +172,7 @@ def test_quantized_files_are_smaller_close_to_jax_and_have_the_same_inputs(preci
     assert 0 < error < {"float16": 0.01, "dynamic": 0.1, "int8": 0.2}[precision]
 
 
+@pytest.mark.slow
 def test_int8_applies_to_products_with_weights_after_the_first_convolution(tmp_path):
     function, weights = with_weights(convnext((8, 8, 1), 10, dims=(4,)))
     weights = {"model": weights, "experts": images(5, 6, count=2)}

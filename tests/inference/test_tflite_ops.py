@@ -186,6 +186,7 @@ def test_ops_that_the_converter_or_tflite_would_get_wrong(tmp_path):
         assert_close(path, outputs[path], np.asarray(leaf))
 
 
+@pytest.mark.slow
 def test_an_inverse_root_is_guarded_only_where_it_may_be_of_0(tmp_path):
     """A number that is added to it, as in every normalization, makes the guard unneeded."""
 

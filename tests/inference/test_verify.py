@@ -102,6 +102,7 @@ def test_only_outputs_that_are_classes_have_a_column_for_them(classes):
 ONNX = ("--name", "small", "--formats", "onnx", "--route", "native")
 
 
+@pytest.mark.slow
 def test_the_tolerance_is_that_of_the_user(convert, tmp_path):
     code, printed = convert(*ONNX, "--tolerance", 1e-12)
     assert code == 1 and "the tolerance is 1e-12; --tolerance sets another" in printed
@@ -109,6 +110,7 @@ def test_the_tolerance_is_that_of_the_user(convert, tmp_path):
     assert read_report(tmp_path)["formats"]["onnx"]["tolerance"] == 0.5
 
 
+@pytest.mark.slow
 def test_the_user_chooses_what_is_verified(small, convert, tmp_path):
     np.save(tmp_path / "some.npy", np.random.default_rng(0).random((5, 28, 28, 1)))
     options = (
@@ -145,6 +147,7 @@ def test_inputs_that_the_file_does_not_take_are_refused(convert, tmp_path, array
     assert code == 2 and f"--inputs: {tmp_path / 'some.npy'}: {message}" in printed
 
 
+@pytest.mark.slow
 def test_a_batch_size_that_the_model_treats_in_another_way_is_noticed(own, convert):
     code, printed = convert(*ONNX, **own("other_for_seven"))
     message = r"batch 7, it is off by .*the model treats a batch of 7 in another way \(.*own_models"

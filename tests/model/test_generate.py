@@ -38,6 +38,7 @@ def text(seed, *shape):
     return np.random.default_rng(seed).integers(0, VOCAB, shape, np.int32)
 
 
+@pytest.mark.slow
 def test_cached_logits_equal_those_of_the_whole_text(decoder):
     model, params = decoder
     tokens, apply = text(0, 3, CONTEXT), quick_jit(model.apply)

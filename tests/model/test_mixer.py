@@ -62,6 +62,7 @@ def as_flax(params):
     return tree | {"Dense_0": dense(params["head"])}
 
 
+@pytest.mark.slow
 def test_values_and_gradients_are_those_of_the_authors():
     model, x = mixer((4, 6, 2), 3, **SIZES), normal(1, 3, 4, 6, 2)
     params, _ = random_params(model.init)

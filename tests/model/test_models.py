@@ -99,6 +99,7 @@ def test_overfits_random_examples(name):
     pytest.fail(f"the loss is still {loss}")
 
 
+@pytest.mark.slow
 @ALL
 def test_bfloat16_is_close_to_float32(name):
     model, params, state, x, _ = prepare(name)
@@ -110,6 +111,7 @@ def test_bfloat16_is_close_to_float32(name):
     np.testing.assert_allclose(low_out.astype(np.float32), out, atol=0.05 * np.abs(out).max())
 
 
+@pytest.mark.slow
 @ALL
 def test_in_evaluation_examples_do_not_depend_on_each_other(name):
     model, params, state, x, _ = prepare(name, examples=4)
@@ -188,6 +190,7 @@ def test_refuses_a_bad_argument_by_its_name(factory, arguments, message):
         factory(**{"input_shape": (28, 28, 1), "num_classes": 10} | arguments)
 
 
+@pytest.mark.slow
 def test_mobilenet_divides_the_image_by_8_or_for_large_images_by_32():
     """And its width multiplies all channels, in multiples of 8."""
     sizes, widths = [], []

@@ -204,6 +204,7 @@ def test_a_config_that_the_user_did_not_name_reaches_nothing_else(tmp_path, chan
     assert not (tmp_path / "saved").exists()
 
 
+@pytest.mark.slow
 def test_a_sweep_needs_a_metric_that_is_known_where_trials_pause(tmp_path):
     seeds = {"seed": [1, 2]}
     with pytest.raises(UserError, match=r"checkpoint.monitor: no metric says which"):
@@ -227,6 +228,7 @@ def test_a_sweep_needs_a_metric_that_is_known_where_trials_pause(tmp_path):
     assert made.folder == Path.home() / "runs" / "Small" / "grid"
 
 
+@pytest.mark.slow
 def test_trials_are_one_program_where_they_differ_only_in_numbers_of_the_step(tmp_path):
     monitored = {"checkpoint": {"monitor": "test_loss"}}
     keys = {"optimizer.args.lr": [0.1, 0.01], "seed": [1, 2], "loss.args.label_smoothing": [0, 0.1]}

@@ -86,6 +86,7 @@ ROWS, COLUMNS = np.indices((10, 12))
 BYTES = np.random.default_rng(3).integers(0, 256, (10, 12, 3)).astype(np.uint8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fn",
     [
@@ -129,6 +130,7 @@ def turned(key, x, target):
     return jnp.rot90(x), jnp.rot90(target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", [supervised, cutmix])
 def test_a_run_augments_its_images_together_with_their_masks(objective):
     """The loss is 0 only if each mask is still the first channel of its image."""

@@ -120,6 +120,7 @@ def test_guidance_moves_the_output_away_from_that_without_a_class():
         np.testing.assert_allclose(output, [-1 + guidance * 4, -1 + guidance * 6])
 
 
+@pytest.mark.slow
 def test_a_model_without_classes_draws_none():
     model = unet((4, 4, 1), 0, widths=(4,), groups=2)
     params, state = jax.jit(model.init)(jax.random.key(0))

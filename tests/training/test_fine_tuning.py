@@ -78,6 +78,7 @@ def test_the_optimizers_state_is_as_small_as_the_factors():
     assert size(MODEL) == 2 * (4 * 2 + 2 * 32 + 3)
 
 
+@pytest.mark.slow
 def test_dora_begins_as_the_weights_that_are_loaded(base):
     model = lora(BASE, ("hidden/.*/weight",), rank=2, dora=True)
     params, state = pretrained_from(str(base), model)(*model.init(jax.random.key(5)))

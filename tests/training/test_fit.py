@@ -74,6 +74,7 @@ def assert_close(a, b, rtol=1e-4, atol=1e-5):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), a, b)
 
 
+@pytest.mark.slow
 def test_weights_are_evaluated_as_fit_evaluates_them():
     run = fit(MODEL, (X, Y), (X[:77], Y[:77]), **DEFAULTS)
     row, weights = run.history[-1], (MODEL, run.params, run.state)
@@ -529,6 +530,7 @@ class Auc:
         return None if value is None else {"values": {"val_auc": np.float32(value)}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_value_of_a_callback_can_stop_the_run_and_choose_the_best_checkpoint(order, tmp_path):
     stop = early_stopping(monitor="val_auc", patience=2)

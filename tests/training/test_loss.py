@@ -59,12 +59,14 @@ def test_value_and_gradient_equal_optax(ours, theirs, target):
         assert ours(LOGITS.astype("float64"), target).dtype == jnp.float64
 
 
+@pytest.mark.slow
 def test_the_loss_of_a_sequence_is_the_mean_over_its_positions():
     logits, labels = DRAW.normal(size=(5, 7)), DRAW.integers(0, 7, 5)
     expected = optax.softmax_cross_entropy_with_integer_labels(jnp.asarray(logits), labels).mean()
     np.testing.assert_allclose(cross_entropy(logits, labels), expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", [0, 1])
 def test_extreme_logits_stay_finite(label):
     logits = jnp.array([1e4, -1e4])
@@ -87,6 +89,7 @@ def test_binary_cross_entropy_keeps_the_tail_of_a_confident_output():
     )
 
 
+@pytest.mark.slow
 def test_a_class_masked_by_minus_infinity_adds_nothing_to_the_loss():
     logits = jnp.array([1.0, -jnp.inf, 2.0])
     value, gradient = jax.value_and_grad(cross_entropy)(logits, jnp.int32(0))

@@ -281,6 +281,7 @@ def test_named_validation_sets_are_evaluated_before_the_test_set():
         run(val={"my_val": VAL})
 
 
+@pytest.mark.slow
 def test_the_initial_params_can_be_evaluated(tmp_path):
     start = Recorder(on_start=lambda view: start.seen.append(view.params))
     run(tmp_path, callbacks=[start], eval_initial=True, epochs=1)
@@ -379,6 +380,7 @@ def test_the_last_weights_of_a_run_that_ends_within_an_epoch_may_be_the_best(tmp
     assert resumed.best.name == ("checkpoint-epoch_4" if mode == "min" else best)
 
 
+@pytest.mark.slow
 def test_a_best_checkpoint_that_was_deleted_is_missed_and_ranked_again_by_a_resume(tmp_path):
     settings = {"val": VAL, "checkpoint": {"mode": "max", "keep": 2}, "optimizer": sgd(lr=0.1)}
     first = run(tmp_path, **settings, epochs=3)
@@ -393,6 +395,7 @@ def test_a_best_checkpoint_that_was_deleted_is_missed_and_ranked_again_by_a_resu
     assert load(tmp_path, MODEL, best=True).path == again.best.path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_early_stopping_restores_the_best_weights_with_their_values(tmp_path, replicas):
     """Whether it stopped the run or not. The largest loss, of the first epoch, is the best here."""
@@ -450,6 +453,7 @@ def test_overfitting_uses_only_the_first_batches(stream):
     assert [sorted(epoch) for epoch in labels.seen] == [sorted(Y[:32])] * 2
 
 
+@pytest.mark.slow
 def test_an_iterable_of_batches_can_be_overfitted():
     assert fit(MODEL, Batches(), optimizer=adam(lr=0.01), epochs=3, overfit_batches=2).step == 6
 
@@ -615,6 +619,7 @@ def test_evaluation_draws_other_numbers_for_each_batch_epoch_and_set(tmp_path, s
     assert drawn(None, 3, replicas=2) == whole
 
 
+@pytest.mark.slow
 def test_what_an_objective_returns_is_measured_as_its_rule_says():
     rule = tracked(None, mode="SUM", freq="EPOCH", phase="TEST")
     row = run(objective=drawing, metrics={"drawn": rule}, epochs=1).history[0]

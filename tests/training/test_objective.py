@@ -204,6 +204,7 @@ def own_update(objective, optimizer, *, accumulate=1):
     return gradient_update(objective, optimizer, accumulate=accumulate)
 
 
+@pytest.mark.slow
 def test_an_objective_may_see_how_many_steps_were_trained(tmp_path):
     """In training, in evaluations of every kind, and in microbatches."""
     x = np.random.default_rng(0).normal(size=(48, 4)).astype(np.float32)

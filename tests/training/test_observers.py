@@ -57,6 +57,7 @@ class Steps:
 # When they are called: 4 steps in each of 3 epochs.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("every", "steps"),
     [
@@ -93,6 +94,7 @@ def test_an_observer_that_is_not_late_sees_the_state_after_the_step():
     assert list(map(int, steps)) == list(range(1, 13))
 
 
+@pytest.mark.slow
 def test_evaluations_within_epochs():
     """Every 3 steps, and after every second epoch; at step 12 both at once."""
     seen = [Steps(), Steps(every={"steps": 6}), Steps(every={"epochs": 2})]
@@ -105,6 +107,7 @@ def test_evaluations_within_epochs():
     assert ["test_loss" in row for row in run.history] == [False, True, True]
 
 
+@pytest.mark.slow
 def test_fewer_batches_of_an_evaluation():
     options = {"epochs": 1, "eval_batch_size": 16}
     few = run_with(limit_eval_batches=1, **options).metrics["test_loss"]
@@ -114,6 +117,7 @@ def test_fewer_batches_of_an_evaluation():
     assert few == pytest.approx(float(by_hand.mean()), rel=1e-5) != whole.metrics["test_loss"]
 
 
+@pytest.mark.slow
 def test_an_observer_of_batches_sees_each_one():
     """In the order of the epoch, raw, and the same if they are streamed."""
 
@@ -155,6 +159,7 @@ class Copies:
         self.seen.append(snapshot.record["step"])
 
 
+@pytest.mark.slow
 def test_every_observer_can_have_the_snapshot_that_is_written(tmp_path):
     copies = Copies()
     run_with(copies, folder=tmp_path / "run", width=4096)
@@ -170,6 +175,7 @@ def test_a_run_says_whether_an_observer_was_stuck_when_it_was_closed(result, pub
 # Replies.
 
 
+@pytest.mark.slow
 def test_one_stop_is_enough_whatever_the_others_return():
     stop = observer(every={"at": 5}, on_steps=lambda run: {"stop": True})
     others = [observer(every={"steps": 1}, on_steps=lambda run: {"stop": False})] * 2
@@ -180,6 +186,7 @@ def test_one_stop_is_enough_whatever_the_others_return():
     assert run_with(reason).stopped_by == "the loss is good enough"
 
 
+@pytest.mark.slow
 def test_a_pause_can_be_resumed_and_the_most_complete_checkpoint_is_written():
     kinds = []
     replies = {"pause": "the sweep", "save": "best"}, {"pause": "another", "save": "whole"}
@@ -189,6 +196,7 @@ def test_a_pause_can_be_resumed_and_the_most_complete_checkpoint_is_written():
     assert not run.for_good
 
 
+@pytest.mark.slow
 def test_an_observer_can_request_an_evaluation_and_a_checkpoint(tmp_path):
     asks = observer(every={"at": 6}, on_steps=lambda run: {"evaluate": True, "save": True})
     seen = Steps()
@@ -217,6 +225,7 @@ class Scale:
         return None if factor is None else {"lr_scale": factor}
 
 
+@pytest.mark.slow
 def test_the_rate_is_multiplied_by_the_product_of_the_latest_scale_of_each(tmp_path):
     def scale_after(epochs, *factors, **options):
         each = [Scale(own) for own in factors]

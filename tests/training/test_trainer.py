@@ -62,6 +62,7 @@ def test_a_restored_snapshot_continues_to_the_same_bits(replicas):
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(trainer.replica_states()), after)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cudnn_attention")
 @pytest.mark.parametrize("apart", [False, True])
 def test_several_seeds_in_half_precision_are_one_program_for_a_gpu(apart):
@@ -85,6 +86,7 @@ def test_several_seeds_in_half_precision_are_one_program_for_a_gpu(apart):
             assert ("__cudnn$fmha" in text) != apart
 
 
+@pytest.mark.slow
 def test_the_seed_and_the_rate_of_restored_states_count():
     trainer = Trainer(recipe_of(MODEL, **SETTINGS), SETS)
     trainer.start()

@@ -88,6 +88,7 @@ def assert_close(a, b, rtol=1e-5, atol=1e-6):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), a, b)
 
 
+@pytest.mark.slow
 def test_steps_equal_those_of_optax():
     batches = [random_batch(i) for i in range(5)]
     ts, rows = run(gradient_update(objective_of(), adam(lr=0.01)), batches)
@@ -226,6 +227,7 @@ def test_a_bad_step_changes_only_the_counters():
     assert sums.results()[0] == summed(good_rows).results()[0]
 
 
+@pytest.mark.slow
 def test_a_halted_state_stays_unchanged_from_its_first_bad_step_on():
     update = gradient_update(objective_of(), adam(lr=0.01), ema=0.9)
     good = [random_batch(i) for i in range(4)]

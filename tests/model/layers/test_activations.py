@@ -69,6 +69,7 @@ def test_nan_stays_nan(name):
     assert jnp.isnan(getattr(activations, name)(jnp.array([jnp.nan, 1.0]))[0])
 
 
+@pytest.mark.slow
 def test_gelu_keeps_its_negative_tail_in_bfloat16():
     """Value and gradient to the last bits of a bfloat16, against the formula in float64."""
     x = jnp.linspace(-9, 4, 60).astype(jnp.bfloat16)

@@ -119,6 +119,7 @@ def test_cudnn_takes_heads_of_up_to_128_features_in_16_bits(monkeypatch):
     assert fits(16, jnp.float16) and not fits(16, jnp.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [64, 63])
 def test_shared_heads_of_keys_in_half_precision_equal_jax_in_float32(length):
     sizes = (4, 16), (2, 1), (2, 1)  # heads, scale; so scores reach 50, where bfloat16 is coarse

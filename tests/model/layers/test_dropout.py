@@ -23,6 +23,7 @@ def test_drops_at_the_rate_and_keeps_the_expected_value(layer, rate):
     np.testing.assert_allclose(y[y != 0], 2 / (1 - rate), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_dropout_draws_per_value_and_drop_path_per_example():
     x = jnp.ones((1000, 2, 3))
     assert 0 < (dropout(KEY, x, 0.5, train=True) == 0).reshape(1000, -1).mean(1).std() < 0.3

@@ -16,6 +16,7 @@ SCALED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCALED)
 def test_equals_jax(name):
     ours, theirs = getattr(initializers, name), getattr(jax.nn.initializers, name)()
@@ -23,6 +24,7 @@ def test_equals_jax(name):
         np.testing.assert_allclose(ours(KEY, shape), theirs(KEY, shape), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_truncated_normal_equals_jax():
     ours = initializers.truncated_normal(0.02)
     theirs = jax.nn.initializers.truncated_normal(0.02)

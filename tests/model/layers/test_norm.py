@@ -108,6 +108,7 @@ def test_groups_must_divide_the_channels():
         norm.group_norm(norm.group_norm_init(6), jnp.ones((1, 2, 2, 6)), groups=4)
 
 
+@pytest.mark.slow
 def test_no_gradient_flows_through_the_running_statistics():
     params, state = norm.batch_norm_init(DIM)
     new_mean = jax.grad(lambda x: norm.batch_norm(params, state, x, train=True)[1]["mean"].sum())

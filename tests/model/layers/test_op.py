@@ -38,6 +38,7 @@ def test_a_jitted_layer_shows_its_mark_during_export_only():
     assert "marked" not in str(jax.make_jaxpr(jitted)(X))
 
 
+@pytest.mark.slow
 def test_an_error_ends_the_marking():
     with pytest.raises(ZeroDivisionError), marks_shown():
         raise ZeroDivisionError
@@ -72,6 +73,7 @@ def test_an_op_that_captures_an_array_of_its_caller_is_traced_unmarked():
         assert names(lambda x: applied(x, lambda y: y * PARAMS["scale"]), X) == ["applied"]
 
 
+@pytest.mark.slow
 def test_vmap_keeps_the_mark_of_an_op_of_any_rank():
     weights = linear_init(jax.random.key(0), 4, 5)
     with marks_shown():
@@ -84,6 +86,7 @@ def test_vmap_keeps_the_mark_of_an_op_of_any_rank():
     np.testing.assert_allclose(each[1], 2 * (X @ weights["weight"] + weights["bias"]), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_vmap_removes_the_mark_of_an_op_of_fixed_rank():
     weights, images = conv2d_init(jax.random.key(0), 1, 2, 3), jnp.ones((2, 5, 6, 6, 1))
     with marks_shown():

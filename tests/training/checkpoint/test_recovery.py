@@ -236,6 +236,7 @@ def test_a_run_interrupted_in_an_evaluation_within_an_epoch_ends_with_the_same_b
     assert evaluated == [3, 6, 9, 12, 15, 18, 21]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [5, 7])
 def test_a_run_whose_budget_ends_at_an_evaluation_resumes_that_before_it_ends(tmp_path, number):
     settings = {"max_steps": 3 * number}
@@ -252,6 +253,7 @@ def test_a_run_whose_budget_ends_at_an_evaluation_resumes_that_before_it_ends(tm
     assert resumed.best.name == undisturbed.best.name
 
 
+@pytest.mark.slow
 def test_a_run_continues_from_a_checkpoint_that_was_renamed(tmp_path):
     train(tmp_path, epochs=1)
     (path,) = tmp_path.glob("*.params")
@@ -332,6 +334,7 @@ def test_resuming_within_an_epoch_does_not_read_its_data_again(tmp_path):
     assert rest <= len(data.read) <= rest + extra
 
 
+@pytest.mark.slow
 def test_another_seed_with_override_is_used_from_the_checkpoint_on(tmp_path):
     """Also in the next checkpoints, from which the run is then resumed without it."""
     settings = {"data": (X, Y), "resume": "override"}
@@ -583,6 +586,7 @@ def test_a_diverged_run_saves_the_state_before_the_bad_step_and_stops(tmp_path):
             np.testing.assert_array_equal(checkpoint.arrays[0][name], array, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_diverged_run_can_be_resumed_exactly_when_the_cause_is_gone(tmp_path):
     with pytest.raises(Diverged):
         train(tmp_path / "bad", Poison())
@@ -592,12 +596,14 @@ def test_a_diverged_run_can_be_resumed_exactly_when_the_cause_is_gone(tmp_path):
     assert rows_of(tmp_path / "bad") == expected_rows
 
 
+@pytest.mark.slow
 def test_a_run_that_skips_every_step_is_an_error(tmp_path):
     message = "no step of epoch 1 was finite.* set the option on_nonfinite to 'rollback'$"
     with pytest.raises(RunError, match=message):
         train(tmp_path, (X, Y * 0 + 99), on_nonfinite="skip")
 
 
+@pytest.mark.slow
 def test_a_run_continues_after_skipped_steps(tmp_path, caplog):
     run = train(tmp_path, Poison(), on_nonfinite="skip")
     assert run.finished and run.step == EPOCHS * STEPS
@@ -631,6 +637,7 @@ def test_rows_that_a_full_disk_delayed_are_written_later(tmp_path, monkeypatch):
     assert steps == list(range(1, EPOCHS * STEPS + 1))
 
 
+@pytest.mark.slow
 def test_the_number_of_rollbacks_is_limited(tmp_path, caplog):
     message = "The run went back 2 times already.* set the option on_nonfinite to 'skip'$"
     with pytest.raises(Diverged, match=message):
@@ -658,6 +665,7 @@ def test_a_rollback_needs_a_folder():
         train(None, on_nonfinite="rollback")
 
 
+@pytest.mark.slow
 def test_a_state_that_overflows_is_named(tmp_path):
     """The losses are finite, but the optimizer's state overflows at the third step."""
 
@@ -818,6 +826,7 @@ class Failing(WithPosition):
             yield (x * np.nan if i == self.bad_at else x), y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["stop", "rollback"])
 def test_a_bad_step_that_was_repaired_or_skipped_does_not_freeze_a_resumed_run(tmp_path, policy):
     with pytest.raises(OSError, match="gone"):  # both in one call, so the bad step is not read
@@ -832,6 +841,7 @@ def test_a_bad_step_that_was_repaired_or_skipped_does_not_freeze_a_resumed_run(t
     assert run.completed == EPOCHS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [OSError, SystemExit])
 def test_the_steps_of_the_first_call_are_saved_if_the_data_fails_in_it(tmp_path, error):
     with pytest.raises(error, match="gone"):

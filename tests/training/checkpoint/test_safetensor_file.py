@@ -278,6 +278,7 @@ def test_a_record_that_is_not_an_object_is_refused_even_if_the_digest_is_right(t
         read_record(path)
 
 
+@pytest.mark.slow
 def test_the_stock_reader_accepts_every_file_that_this_one_accepts(tmp_path):
     tensors = {
         "a": np.arange(4, dtype=np.float32),
@@ -400,6 +401,7 @@ def test_the_file_is_flushed_before_its_rename_and_the_folder_after(tmp_path, mo
     assert calls == [("fsync", temporary), ("replace", temporary), ("fsync", tmp_path)]
 
 
+@pytest.mark.slow
 def test_writing_makes_no_copies_and_reading_allocates_only_the_arrays(tmp_path):
     arrays = {f"w/{i}": np.full((5 * 2**18,), i, np.float64) for i in range(10)}  # 100 MiB
     path, size = tmp_path / "a.params", 100 * 2**20

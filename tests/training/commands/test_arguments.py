@@ -258,6 +258,7 @@ def test_a_cell_that_runs_again_says_what_to_do(tmp_path, caplog):
     assert "resuming after step 2" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_the_weights_of_another_in_memory_or_in_a_file(tmp_path):
     first = run(folder=tmp_path, epochs=10)
     with pytest.raises(UserError, match=r"run's folder; .* the newest, .*/checkpoint-epoch_10.pa"):
@@ -519,6 +520,7 @@ def test_what_does_not_fit_is_named_before_the_first_step(settings, message):
         run(**settings)
 
 
+@pytest.mark.slow
 def test_numbers_of_numpy_are_numbers():
     sizes = {"epochs": np.int64(1), "batch_size": np.int32(4), "val_size": np.uint8(24)}
     run = fit(MODEL, (X, Y), optimizer=sgd(0.1), ema=np.float32(0.5), **sizes)

@@ -116,6 +116,7 @@ def test_a_run_resumes_to_the_same_bits_and_draws_pictures(tmp_path):
     assert {"train_loss_generator", "train_loss_discriminator"} <= whole.history[-1].keys()
 
 
+@pytest.mark.slow
 def test_each_loss_has_a_gradient_for_its_own_network_alone():
     """So one optimizer may train both: no network helps the other one."""
     objective = adversarial(MODEL, None, {}, (), ())
@@ -131,6 +132,7 @@ def test_each_loss_has_a_gradient_for_its_own_network_alone():
             assert changes == (loss == network), (loss, network)
 
 
+@pytest.mark.slow
 def test_rules_choose_by_the_whole_names_of_the_params():
     still = groups([("generator/.*bias", frozen()), (".*", sgd(0.3))])
     update = UPDATE(adversarial(MODEL, None, {}, (), ()), still)

@@ -104,6 +104,7 @@ def test_the_probe_fits_as_least_squares_with_a_ridge():
     np.testing.assert_array_equal(fitted(dead, y, 0)(dead), fitted(x, y, 0)(x))
 
 
+@pytest.mark.slow
 def test_an_encoder_is_fitted_to_the_data():
     encoder = mlp((6,), 8, dims=(4,))
     fitted = encoder._replace(fit=lambda params, state, x: (params | {"seen": x.sum()}, state))

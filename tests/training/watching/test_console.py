@@ -161,6 +161,7 @@ def test_a_run_with_wrong_settings_ends_before_it_has_a_folder(
     assert not list(saved.glob("*/*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shown", [True, False])
 def test_the_progress_bar_can_be_turned_off(shown, monkeypatch, capsys):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)

@@ -105,6 +105,7 @@ def test_names_the_op_its_line_the_last_parameter_and_the_numbers():
     )
 
 
+@pytest.mark.slow
 def test_names_the_line_of_the_model_that_called_a_layer():
     def init(key):
         return {
@@ -266,6 +267,7 @@ def test_the_search_enters_calls_and_branches(layer):
     assert search(net(layer)).startswith(FORWARD)
 
 
+@pytest.mark.slow
 def test_bfloat16():
     message = search(net(logarithm), precision="bfloat16")
     assert message.startswith(f"{FORWARD}bfloat16[8,5] all finite from ")

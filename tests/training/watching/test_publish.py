@@ -105,6 +105,7 @@ def test_an_object_without_any_method_of_a_tracker_is_refused():
             Publisher([wrong])
 
 
+@pytest.mark.slow
 def test_the_means_of_an_epoch_are_never_drawn_into_the_curve_of_the_lines(tmp_path):
     """Not even where a budget ends the run within an epoch."""
     recorder, data = Recorder(), (np.ones((40, 2), "f"), np.zeros(40, int))

@@ -169,6 +169,7 @@ def gradient_norms(whole):
     return {row["step"]: row["gradient_norm"] for row in steps}
 
 
+@pytest.mark.slow
 def test_a_lower_rate_makes_smaller_steps_and_is_in_every_row(whole):
     params, norms = whole.callbacks[-1].params, gradient_norms(whole)
     lengths = {step: np.linalg.norm(params[step] - params[step - 1]) for step in range(10, 17)}

@@ -187,6 +187,7 @@ def test_an_offline_run_holds_values_config_and_pictures(folder):
     assert summary["test_loss"] == 0.75
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_same_run_at_weights_and_biases(folder):
     first, second = offline_runs(folder)
     ids = [contents(each)[0].run_id for each in (first, second)]
