@@ -150,7 +150,7 @@ LONGEST = 14  # characters of a class's name
 TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # cells between two labels of an axis
 
 
-def matrix(
+def confusion_matrix_picture(
     counts: ArrayLike, normalized: bool = False, names: Sequence[str] | None = None
 ) -> UInt8[np.ndarray, "height width 3"]:
     """A confusion matrix with a row for each true label, right cells blue and wrong ones orange.

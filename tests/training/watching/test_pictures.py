@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from training.watching.pictures import RIGHT, as_picture, grid, matrix, png
+from training.watching.pictures import RIGHT, as_picture, confusion_matrix_picture, grid, png
 
 RANDOM = np.random.default_rng(0)
 
@@ -93,7 +93,7 @@ def colour(sheet, row, column, size):
 
 
 def test_a_matrix_has_a_row_for_each_true_label():
-    sheet = matrix([[90, 10, 0], [0, 50, 0], [0, 1, 1]])
+    sheet = confusion_matrix_picture([[90, 10, 0], [0, 50, 0], [0, 1, 1]])
     size = (sheet.shape[0] - 78) // 3
     assert sheet.shape == (3 * size + 78, 3 * size + 78, 3)
     for empty in ((0, 2), (1, 0), (1, 2), (2, 0)):
@@ -111,7 +111,9 @@ def test_a_matrix_has_a_row_for_each_true_label():
 
 def test_matrices_of_many_classes_have_no_numbers_and_stay_small():
     counts = np.diag(np.full(100, 5)) + np.eye(100, k=3)
-    colours = np.unique(matrix(counts)[15:613, 65:663].reshape(-1, 3), axis=0)
+    colours = np.unique(confusion_matrix_picture(counts)[15:613, 65:663].reshape(-1, 3), axis=0)
     assert len(colours) == 4  # white, the only one of its row and right, right, wrong
-    assert max(matrix(np.eye(1500)).shape) < 1100
-    assert matrix([[0]]).shape and matrix(np.zeros((21, 21))).shape
+    assert max(confusion_matrix_picture(np.eye(1500)).shape) < 1100
+    assert (
+        confusion_matrix_picture([[0]]).shape and confusion_matrix_picture(np.zeros((21, 21))).shape
+    )

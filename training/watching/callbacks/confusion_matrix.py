@@ -11,7 +11,7 @@ from jaxtyping import Array
 from training.base import Callback, tracked
 from training.observers import Every
 from training.watching.callbacks import common
-from training.watching.pictures import matrix, png
+from training.watching.pictures import confusion_matrix_picture, png
 from training.watching.view import View
 from utils import UserError
 from utils.forms import checked
@@ -69,7 +69,7 @@ class ConfusionMatrix:
         counts = np.rint(measured["counts"]).astype(int)
         labels = run.classes and [common.named(i, run.classes) for i in range(len(counts))]
         title = f"confusion_matrix-{name}"
-        picture = png(matrix(counts, self.normalized, labels))
+        picture = png(confusion_matrix_picture(counts, self.normalized, labels))
         content = {"set": name, "epoch": run.epoch, "step": run.step}
         content |= common.names_of_classes(run)
         content |= {"normalized": self.normalized, "matrix": counts.tolist()}

@@ -9,7 +9,7 @@ import pytest
 
 from tests.training.watching.callbacks.fake import view
 from training.watching.callbacks.confusion_matrix import confusion_matrix, pairs
-from training.watching.pictures import matrix, png
+from training.watching.pictures import confusion_matrix_picture, png
 from utils import UserError
 
 RNG = np.random.default_rng(0)
@@ -67,7 +67,7 @@ def test_the_files_and_the_picture_for_the_trackers(tmp_path):
     }
     drawn = (tmp_path / "pictures/confusion_matrix-test.png").read_bytes()
     assert seen.publish.images == [(7, "confusion_matrix-test", drawn)]
-    assert drawn == png(matrix([[8, 2], [1, 4]], normalized=True))
+    assert drawn == png(confusion_matrix_picture([[8, 2], [1, 4]], normalized=True))
     assert drawn != view_after(confusion_matrix()).publish.images[0][2]
     names = {f"confusion_matrix-test.{suffix}" for suffix in ("json", "png")}
     assert {path.name for path in (tmp_path / "pictures").iterdir()} == names
