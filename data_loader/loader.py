@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -138,8 +138,7 @@ def first_batches(dataset: AnyDataset, count: int, batch_size: int) -> AnyDatase
     """The first `count` batches of a dataset, or of an iterable of batches, as the same kind."""
     if has_items(dataset):
         return _subset(dataset, np.arange(min(len(dataset), count * batch_size)))
-    assert isinstance(dataset, Iterable)
-    return FirstBatches(dataset, count)
+    return FirstBatches(cast(Iterable[Batch], dataset), count)
 
 
 def collate(examples: Sequence[Nest]) -> Batch:
@@ -147,8 +146,9 @@ def collate(examples: Sequence[Nest]) -> Batch:
     try:
         return map_nest(lambda *leaves: np.stack(leaves), *examples)
     except (ValueError, TypeError, AttributeError) as error:
-        first, *others = map(_shapes, examples)
-        other = next((shapes for shapes in others if shapes != first), first)
+        shapes = [*map(_shapes, examples)] or [{}]
+        first = shapes[0]
+        other = next((each for each in shapes if each != first), first)
         different = [
             f"{name or 'they'}: {shape} and {other[name]}"
             for name, shape in first.items()
@@ -231,8 +231,8 @@ def first_inputs(
     """The inputs of a training set of pairs (x, y), batch by batch and each once; with a `limit`,
     only the inputs of the first batches of a shuffled epoch."""
     if not has_items(dataset):
-        assert isinstance(dataset, Iterable)
-        yield from (map_nest(np.asarray, batch[0]) for batch in islice(dataset, limit))
+        batches_of_user = islice(cast(Iterable[Batch], dataset), limit)
+        yield from (map_nest(np.asarray, batch[0]) for batch in batches_of_user)
         return
     size = options.batch_size
     if not limit:  # a batch is converted to float64

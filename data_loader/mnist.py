@@ -81,7 +81,7 @@ def idx_data(
 
     `stand_in` is the dataset factory to use if there are no files and no mirror can be reached.
     """
-    local, where = _find(folders), " or ".join(folders)
+    local, where = _find(folders), " or ".join(map(str, folders))
     sizes = {
         key: idx_shape(local[images], 3)[0] if images in local else SIZES[key]
         for key, (images, _) in FILES.items()

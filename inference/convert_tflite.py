@@ -22,7 +22,6 @@ if not __package__:
     sys.path[:] = [str(ROOT), *(p for p in sys.path if Path(p).resolve() not in (ROOT, HERE))]
 
 from inference.progress import ended_by_interrupt, interrupts  # noqa: E402
-from inference.quantize_onnx import NO_NAMES  # noqa: E402
 from utils import (  # noqa: E402
     DONE,
     FAILED,
@@ -263,6 +262,8 @@ def check_exclude(arguments: Namespace) -> None:
     if arguments.exclude and not arguments.quantize:
         raise UserError("--exclude: names what --quantize leaves in float32; add --quantize")
     if arguments.exclude and arguments.route == "jax2tf" and "tflite" in arguments.formats:
+        from inference.quantize_onnx import NO_NAMES  # imports NumPy
+
         raise UserError(NO_NAMES)
 
 

@@ -6,12 +6,14 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from search.sweep_folder import Sweep
 from training.devices.launcher import share_of_gpus
 from utils import FAILED, PACKAGE, WINDOWS, UserError
 from utils.files import atomic_write, inside
+
+if TYPE_CHECKING:
+    from search.sweep_folder import Sweep
 
 SCRIPT = """#!/bin/bash
 #SBATCH --job-name={name}
@@ -104,7 +106,7 @@ def started_ray() -> type[OnRay]:
     return OnRay
 
 
-def write_array(sweep: Sweep, command: list[str]) -> Path:
+def write_array(sweep: "Sweep", command: list[str]) -> Path:
     """Write the job script of the trials that are left, and return its path."""
     runs, _ = sweep.due()
     due = [trial.number for trial in sweep.trials if trial.run in runs]

@@ -292,7 +292,7 @@ def fitted_shape(
     from training.contracts import named_shapes
     from training.preprocess import fitted_to_zeros
 
-    functions = [fn for fn in preprocess if fn]
+    functions = [fn for fn in preprocess if fn is not None]
     if len(functions) < len(preprocess) or not isinstance(example, tuple | list):
         return preprocess, {}
     x = example[0]

@@ -175,7 +175,7 @@ def listing(kind: str) -> str:
         lines.append(f"      {summary(function)}")
         lines.append(f"      {import_of(function)}")
         for key, parameter in config_arguments(kind, function).items():
-            shown = re.sub(LINK, r"\1", form_of(parameter.annotation).shown)
+            shown = re.sub(LINK, r"\1", form_of(parameter.annotation).shown).replace("`", "")
             lines.append(f"      {key}: {shown}")
     return "\n".join(lines + [f"  {line}" for line in import_errors(broken)])
 

@@ -15,8 +15,9 @@ from types import ModuleType
 from typing import Any
 
 from training.kinds import KINDS, find, modules
+from training.options import comments
 from utils.forms import show
-from wiring import parts, schema
+from wiring import parts
 from wiring.keys import config, keys, sections
 from wiring.tree import EXTRA_KEYS
 
@@ -118,9 +119,9 @@ def section(key: str, options: type) -> str:
 
 def fields_of(accepted: dict[str, Parameter], options: Callable) -> str:
     """The table of arguments, with their comments in the source of `options`."""
-    comments = schema.comments(options)
+    texts = comments(options)
     rows = [
-        (code(name), *argument(p)[1:], comments.get(name.lstrip("$"), ""))
+        (code(name), *argument(p)[1:], texts.get(name.lstrip("$"), ""))
         for name, p in accepted.items()
     ]
     return table(HEADS, rows)
@@ -128,13 +129,13 @@ def fields_of(accepted: dict[str, Parameter], options: Callable) -> str:
 
 def keys_of(options: Any) -> str:
     """The table of the keys of a TypedDict."""
-    comments, needed = schema.comments(options), options.__required_keys__
+    texts, needed = comments(options), options.__required_keys__
     rows = [
         (
             code(key),
             parts.form_of(hint).shown,
             "required" if key in needed else "",
-            comments.get(key, ""),
+            texts.get(key, ""),
         )
         for key, hint in typing.get_type_hints(options, include_extras=True).items()
     ]

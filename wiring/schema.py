@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from training.kinds import KINDS, find, marker
-from training.options import comments
 from utils import run_command
 from wiring import parts
 from wiring.own_modules import own_parts
@@ -72,6 +71,8 @@ def section(options: type) -> dict[str, Any]:
 
 def described(properties: dict[str, Any], function: Callable) -> None:
     """Add the comment of each argument to its schema."""
+    from training.options import comments  # imports JAX
+
     for name, comment in comments(function).items():
         properties[name if name in properties else f"${name}"]["description"] = comment
 

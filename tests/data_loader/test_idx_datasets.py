@@ -59,7 +59,7 @@ def test_files_in_the_subfolder_mnist_are_found(idx_folder, idx_files):
 
 
 def test_the_factory_downloads_nothing_and_load_downloads_once(serving, tmp_path, idx_files):
-    data = mnist.mnist(str(tmp_path / "data"))
+    data = mnist.mnist(tmp_path / "data")
     assert data.sizes == {"train": 60_000, "test": 10_000} and serving.requests == []
     check(data.load(), idx_files[1])
     assert len(serving.requests) == 8 and len(list((tmp_path / "data" / "mnist").iterdir())) == 4

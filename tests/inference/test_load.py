@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -147,6 +148,8 @@ def test_a_model_of_the_same_shapes_that_computes_something_else_is_refused(tmp_
     fit(mlp((3,), 2), (x, y), optimizer=adam(), epochs=1, folder=tmp_path)
     loaded = load(tmp_path, mlp((3,), 2))
     assert loaded.predict(x).shape == (8, 2)
+    own = SimpleNamespace(init=mlp((3,), 2).init, apply=mlp((3,), 2).apply)
+    np.testing.assert_array_equal(load(tmp_path, own).predict(x), loaded.predict(x))
     with pytest.raises(UserError, match=r"this is one input; add an axis in front, as x\[None\]"):
         loaded.predict(x[0])
     with pytest.raises(UserError, match=r"takes inputs of .*\[3\], these are float32\[2\]"):

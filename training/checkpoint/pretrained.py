@@ -108,9 +108,11 @@ def with_base(
 
 def merged(model: Model, params: PyTree, state: PyTree) -> tuple[Model, PyTree, PyTree]:
     """(the plain model, params, state) on the host; other models are returned unchanged."""
-    if model.base is None or model.merge is None:
+    # A user's own model may have `init` and `apply` alone.
+    base, merge = getattr(model, "base", None), getattr(model, "merge", None)
+    if base is None or merge is None:
         return model, params, state
-    return model.base, *jax.device_get(jax.jit(model.merge)(params, state))
+    return base, *jax.device_get(jax.jit(merge)(params, state))
 
 
 def digest_of_frozen(state: PyTree) -> dict[str, str]:

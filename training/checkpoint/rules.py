@@ -236,7 +236,7 @@ def split(
 ) -> dict[str, HostArray]:
     """{name of a leaf: its part of the last axis}. The parts have the sizes of the leaves; parts
     that the model lacks share the rest equally."""
-    known = [target for target in targets if target]
+    known = [target for target in targets if target is not None]
     if len(targets) == 1:
         return dict.fromkeys(known, array)
     total = array.shape[-1] if array.shape else 0
@@ -247,7 +247,8 @@ def split(
         return dict.fromkeys(known, array)  # reported with its shape
     ends = np.cumsum([left // open_ if size is None else size for size in sizes])
     parts = np.split(np.asarray(array), ends[:-1], axis=-1)
-    return {target: part for target, part in zip(targets, parts, strict=True) if target}
+    named = zip(targets, parts, strict=True)
+    return {target: part for target, part in named if target is not None}
 
 
 # --- out of the model

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from os.path import realpath
 from pathlib import Path
 from urllib.parse import quote
@@ -185,7 +186,9 @@ def files(run: Run, target: Path) -> Html:
     paths = [p for p in paths if not p.name.startswith(".") and realpath(p) != hidden]
     for path in paths[:FILES]:
         name = f"{path.relative_to(run.folder)}{'/' * path.is_dir()}"
-        size = format_bytes(path.stat().st_size) if path.is_file() else None
+        size = None
+        with suppress(OSError):  # a run that trains deletes checkpoints
+            size = format_bytes(path.stat().st_size) if path.is_file() else None
         rows.append([link(path, name, target), size])
     more = note(f"and {len(paths) - FILES} more") if len(paths) > FILES else None
     return section("Files", table(["file", "size"], rows), more)

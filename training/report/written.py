@@ -260,13 +260,21 @@ def first_batch(run: Run) -> Html | None:
     return section("First batch", figure(path, beginning(path), None))
 
 
+def written_at(path: Path) -> int:
+    """When a file was written, in nanoseconds; 0 if it is gone."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
 def pictures(run: Run) -> Html | None:
     """The pictures that no other part of the page shows; None if there are none."""
     if (run.folder / "pictures").is_symlink():
         fault = "pictures is a link, which is not followed"
         return section("Pictures", tag("p.problem", fault))
     paths = [path for path in picture_files(run.folder, "*.png") if not is_elsewhere(path)]
-    newest = sorted(paths, key=lambda path: path.lstat().st_mtime_ns, reverse=True)[:SHOWN]
+    newest = sorted(paths, key=written_at, reverse=True)[:SHOWN]
     figures, left = [], BYTES
     for path in sorted(newest):
         content = beginning(path)

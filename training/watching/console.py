@@ -11,12 +11,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.run import Run
 from utils import UserError
 from utils.files import read_value
 
 if TYPE_CHECKING:
     from tqdm import tqdm
+
+    from training.run import Run
 
 SETTINGS = "logger_config.json"
 LINE = "[%(name)s %(levelname)s]    : %(asctime)s - %(message)s"  # the form of the run's own log
@@ -160,14 +161,14 @@ class ProgressBar:
         self.every = {"seconds": 1e-9}  # after each chunk
         self.resources, self.bar, self.epoch = ExitStack(), None, None
 
-    def on_steps(self, run: Run) -> None:
+    def on_steps(self, run: "Run") -> None:
         if self.epoch != run.epoch:
             self.close(run)
             self.epoch, self.bar = run.epoch, self.begun(run)
         if self.bar:
             self.bar.update(run.position - self.bar.n)
 
-    def begun(self, run: Run) -> "tqdm | None":
+    def begun(self, run: "Run") -> "tqdm | None":
         """The bar of an epoch; None where it cannot be shown."""
         if not ((sys.stderr and sys.stderr.isatty()) or in_notebook()):
             return None
@@ -180,13 +181,13 @@ class ProgressBar:
         settings = {"total": run.steps, "unit": "step", "leave": False}
         return self.resources.enter_context(tqdm(desc=f"Epoch {run.epoch}", **settings))
 
-    def on_evaluated(self, run: Run, name: str, values: dict[str, float]) -> None:
+    def on_evaluated(self, run: "Run", name: str, values: dict[str, float]) -> None:
         if name == "train":  # the epoch's steps are done
             self.close(run)
 
-    def on_end(self, run: Run) -> None:
+    def on_end(self, run: "Run") -> None:
         self.close(run)
 
-    def close(self, run: Run) -> None:
+    def close(self, run: "Run") -> None:
         self.resources.close()
         self.bar = self.epoch = None
