@@ -227,7 +227,7 @@ def test_every_kind_has_an_example_of_your_own():
     assert all(f'"{name}"' in config for name, _ in defined)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_the_callback_pauses_a_run_that_then_continues(flowers, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = block_with(OWN, "TimeBudget(3600)")

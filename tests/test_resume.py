@@ -149,7 +149,7 @@ def test_a_changed_config_is_refused_with_its_differences_without_override(workd
     assert "Changed: optimizer.args.lr: 0.01 -> 0.5" in out
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.parametrize("before", [False, True])
 def test_a_run_is_resumed_with_scan_switched(before, tmp_path):
     """With the optimizer's state, so that it ends as if nothing had been switched."""

@@ -92,13 +92,13 @@ def projected_input(
     return linear(params["input"], x).swapaxes(0, 1), counts
 
 
-def plain_lstm_steps(
+def _lstm_steps(
     reverse: bool, weight: Float[Array, "dim gates"], projected: Gates, counts: Counts | None
 ) -> tuple[Steps, Final]:
-    return lstm_forward(reverse, weight, projected, counts)[0]
+    return lstm_steps_fwd(reverse, weight, projected, counts)[0]
 
 
-def lstm_forward(
+def lstm_steps_fwd(
     reverse: bool, weight: Float[Array, "dim gates"], projected: Gates, counts: Counts | None
 ) -> tuple[tuple[Steps, Final], tuple]:
     zeros = jnp.zeros((projected.shape[1], weight.shape[0]), projected.dtype)
@@ -117,7 +117,7 @@ def lstm_forward(
     return (y, last[0]), (weight, counts, y, c, tanhs)
 
 
-def lstm_backward(reverse: bool, saved: tuple, grads: tuple[Steps, Final]) -> tuple:
+def lstm_steps_bwd(reverse: bool, saved: tuple, grads: tuple[Steps, Final]) -> tuple:
     weight, counts, y, c, tanhs = saved
     grad_y, grad_last = grads
     i, f, g, o = lstm_gates(tanhs)
@@ -145,8 +145,8 @@ def lstm_backward(reverse: bool, saved: tuple, grads: tuple[Steps, Final]) -> tu
     return product_of_steps(shifted(y, reverse), grad_gates), grad_gates, None
 
 
-lstm_steps = jax.custom_vjp(plain_lstm_steps, nondiff_argnums=(0,))
-lstm_steps.defvjp(lstm_forward, lstm_backward)
+lstm_steps = jax.custom_vjp(_lstm_steps, nondiff_argnums=(0,))
+lstm_steps.defvjp(lstm_steps_fwd, lstm_steps_bwd)
 
 
 def lstm_gates(tanhs: Float[Array, "*steps gates"]) -> tuple[Array, ...]:
@@ -154,17 +154,17 @@ def lstm_gates(tanhs: Float[Array, "*steps gates"]) -> tuple[Array, ...]:
     return of_half(i), of_half(f), g, of_half(o)
 
 
-def plain_gru_steps(
+def _gru_steps(
     reverse: bool,
     weight: Float[Array, "dim gates"],
     bias: Float[Array, "dim"],
     projected: Gates,
     counts: Counts | None,
 ) -> tuple[Steps, Final]:
-    return gru_forward(reverse, weight, bias, projected, counts)[0]
+    return gru_steps_fwd(reverse, weight, bias, projected, counts)[0]
 
 
-def gru_forward(
+def gru_steps_fwd(
     reverse: bool,
     weight: Float[Array, "dim gates"],
     bias: Float[Array, "dim"],
@@ -189,7 +189,7 @@ def gru_forward(
     return (y, last[0]), (weight, counts, y, *saved)
 
 
-def gru_backward(reverse: bool, saved: tuple, grads: tuple[Steps, Final]) -> tuple:
+def gru_steps_bwd(reverse: bool, saved: tuple, grads: tuple[Steps, Final]) -> tuple:
     weight, counts, y, r, z, n, hidden = saved
     grad_y, grad_last = grads
     before = shifted(y, reverse)
@@ -212,8 +212,8 @@ def gru_backward(reverse: bool, saved: tuple, grads: tuple[Steps, Final]) -> tup
     return product_of_steps(before, grad_product), grad_bias, grad_projected, None
 
 
-gru_steps = jax.custom_vjp(plain_gru_steps, nondiff_argnums=(0,))
-gru_steps.defvjp(gru_forward, gru_backward)
+gru_steps = jax.custom_vjp(_gru_steps, nondiff_argnums=(0,))
+gru_steps.defvjp(gru_steps_fwd, gru_steps_bwd)
 
 
 def gru_gates(tanhs: Float[Array, "batch gates"]) -> tuple[Array, Array]:

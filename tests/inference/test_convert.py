@@ -132,7 +132,7 @@ def test_a_mobilenet_is_exported_natively(convert, tmp_path):
     }
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_diffusion_model_is_evaluated_loaded_and_exported_by_what_it_takes(convert, tmp_path):
     """That is not what the data has: noisy images, times and labels."""
     half = {"name": "normalize", "args": {"mean": [0.5], "std": [0.5]}}

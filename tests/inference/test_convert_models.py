@@ -46,7 +46,7 @@ def test_a_recurrent_network_is_exported_natively(sequences, cell, convert, tmp_
     check_files(checkpoint, ROWS[:5], convert, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_mixer_is_exported_natively(convert, tmp_path):
     model = {"name": "mixer", "args": {"patch": 7, "dim": 16, "depth": 2}}
     checkpoint = trained(tmp_path, model=model)

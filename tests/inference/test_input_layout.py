@@ -19,7 +19,7 @@ def test_an_input_shape_may_be_quoted():
     assert parse(["(1, 1, 28, 14)"]) == parse(["1,1,28,14"]) == parse(["1", "1", "28", "14"])
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.parametrize(
     ("given", "layout"),
     [(["1", "1", "28", "14"], []), (["(1, 1, 28, 14)"], ["--input-layout", "nchw"])],

@@ -140,7 +140,7 @@ def exported(checkpoint, tmp_path_factory):
     return SimpleNamespace(folder=folder / "little", printed=printed, checkpoint=checkpoint)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_the_step_in_onnx_moves_no_cache(exported):
     """It writes one token, and its nodes read the arrays of the cache as they are: to choose
     between old and new numbers, or to transpose them, took twice as long in ONNX Runtime."""

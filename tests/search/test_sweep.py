@@ -489,7 +489,7 @@ def test_trials_are_normal_runs_and_the_best_config_trains(whole):
     assert "was made with another spec or config" in err
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_program_that_is_killed_continues_and_its_trials_have_the_values_of_single_runs(
     whole, tmp_path
 ):
