@@ -33,7 +33,7 @@ NAMES = {  # {peer: {variant: its name in the tables}}
         "compile channels_last": "PyTorch, compiled, channels last",
     },
 }
-CONVOLUTIONAL = ("convnext", "resnet", "mobilenet_v1")  # channels_last changes nothing in others
+CONVOLUTIONAL = ("convnext", "resnet", "net")  # channels_last changes nothing in others
 PACKAGES = ("optax", "flax", "equinox", "dm-haiku", "keras", "torch")
 TURN = 0.5  # seconds of measured training per turn, in whole epochs
 # How far a peer may differ from ours: a factor, an absolute difference, a relative difference.

@@ -13,12 +13,25 @@ from data_loader.stories import written
 STREAMS = {"train": 0, "test": 1}  # the random stream of each set
 
 
+class Conv(NamedTuple):
+    """A layer of a `net`: a convolution, a norm and relu. "up" is a transposed convolution whose
+    kernel is its stride."""
+
+    kind: str  # "conv" or "up"
+    width: int
+    kernel: int
+    stride: int = 1
+    groups: int = 1
+    norm: str = "batch"  # or "group", of 8 groups, "layer", over the channels, or "none"
+
+
 class Workload(NamedTuple):
-    """A model with `args`, trained on images of `shape` or on texts of that length."""
+    """A model with `args`, trained on images of `shape`, on texts of that length, or on sequences
+    of that length and number of features."""
 
     model: str
     args: dict
-    shape: tuple[int, ...]  # (H, W, C), or (T,)
+    shape: tuple[int, ...]  # (H, W, C), (T,) or (T, F)
     batch_size: int
     lr: float
     epochs: int = 10  # of the whole recipe: the length of the schedule
@@ -42,7 +55,7 @@ class Workload(NamedTuple):
 
     @property
     def unit(self):
-        return "tokens" if self.is_text else "images"
+        return "tokens" if self.is_text else "images" if len(self.shape) == 3 else "sequences"
 
     @property
     def units(self):
@@ -53,7 +66,16 @@ class Workload(NamedTuple):
 IMAGE, COLOURED = (28, 28, 1), (32, 32, 3)
 RESNET = {"widths": (16, 32, 64), "depth": 1}
 VIT = {"patch": 4, "dim": 64, "depth": 4, "heads": 4}
-MOBILENET = {"plan": ((32, 1), (64, 2), (64, 1), (128, 2), (128, 1))}  # (width, stride) of a block
+MOBILENET = {
+    "layers": (
+        Conv("conv", 32, 3),
+        *(Conv("conv", 32, 3, groups=32), Conv("conv", 32, 1)),
+        *(Conv("conv", 32, 3, 2, groups=32), Conv("conv", 64, 1)),
+        *(Conv("conv", 64, 3, groups=64), Conv("conv", 64, 1)),
+        *(Conv("conv", 64, 3, 2, groups=64), Conv("conv", 128, 1)),
+        *(Conv("conv", 128, 3, groups=128), Conv("conv", 128, 1)),
+    )
+}
 GPT = {"dim": 128, "depth": 4, "heads": 4}  # that of nanoGPT's example for a CPU
 SHORT = {"examples": 1_024, "learning": 12}
 FEW, TEXT = {"peers": ("flax", "torch")}, {"peers": ("flax", "torch"), "classes": 65, "learning": 5}
@@ -64,7 +86,7 @@ WORKLOADS = {
     "resnet": Workload("resnet", RESNET, COLOURED, 128, 0.003, **SHORT),
     "vit": Workload("vit", VIT, IMAGE, 128, 0.001, **SHORT),
     "mlp": Workload("mlp", {"dims": (128, 128)}, IMAGE, 128, 0.001, examples=28_672, learning=6),
-    "mobilenet_v1": Workload("mobilenet_v1", MOBILENET, COLOURED, 128, 0.003, **SHORT, **FEW),
+    "mobilenet_v1": Workload("net", MOBILENET, COLOURED, 128, 0.003, **SHORT, **FEW),
     "gpt": Workload("gpt", GPT, (128,), 32, 0.001, examples=32 * 8, **TEXT),
     "gpt_short": Workload("gpt", GPT, (64,), 12, 0.001, examples=12 * 40, **TEXT),
 }
@@ -94,7 +116,11 @@ def from_json(value):
             return {name: as_tuples(each) for name, each in value.items()}
         return tuple(map(as_tuples, value)) if isinstance(value, list) else value
 
-    return Workload(**as_tuples(value))
+    workload = Workload(**as_tuples(value))
+    if workload.model == "net":
+        layers = tuple(Conv(*layer) for layer in workload.args["layers"])
+        workload = workload._replace(args=workload.args | {"layers": layers})
+    return workload
 
 
 def gpu_workload(size, model, precision):
@@ -126,7 +152,11 @@ def random_data(workload, seed):
         x, y = random.integers(0, workload.classes, (2, *shape), np.int32)
         return x, y
     labels = random.integers(0, workload.classes, workload.examples, np.int32)
-    return random.random(shape, np.float32), labels
+    x = random.random(shape, np.float32)
+    if workload.args.get("lengths"):  # padded with zeros to one length
+        lengths = random.integers(shape[1] // 4, shape[1], workload.examples, endpoint=True)
+        x *= (np.arange(shape[1]) < lengths[:, None])[..., None]
+    return x, labels
 
 
 def windows(workload, seed):

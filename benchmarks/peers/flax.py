@@ -82,14 +82,51 @@ def resnet(shape, widths, depth, *, rngs):
     return Classifier(layers, nnx.Linear(dim_in, 10, rngs=rngs))
 
 
-def mobilenet_v1(shape, plan, *, rngs):
-    width = plan[0][0]
-    layers = [conv_norm(shape[-1], width, 3, rngs=rngs), nnx.relu]
-    for out, stride in plan:
-        depthwise = conv_norm(width, width, 3, stride, width, rngs=rngs)
-        layers += [depthwise, nnx.relu, conv_norm(width, out, 1, rngs=rngs), nnx.relu]
-        width = out
-    return Classifier(layers, nnx.Linear(width, 10, rngs=rngs))
+def net(shape, layers, *, rngs):
+    parts, width = [], shape[-1]
+    for layer in layers:
+        options = {"strides": layer.stride, "use_bias": False, "rngs": rngs}
+        size = width, layer.width, (layer.kernel, layer.kernel)
+        if layer.kind == "up":
+            conv = nnx.ConvTranspose(*size, **options)
+        else:
+            conv = nnx.Conv(*size, feature_group_count=layer.groups, **options)
+        width = layer.width
+        parts += [conv, *NORMS[layer.norm](width, rngs), nnx.relu]
+    return Classifier(parts, nnx.Linear(width, 10, rngs=rngs))
+
+
+NORMS = {
+    "batch": lambda width, rngs: [nnx.BatchNorm(width, momentum=0.9, rngs=rngs)],
+    "group": lambda width, rngs: [nnx.GroupNorm(width, 8, rngs=rngs)],
+    "layer": lambda width, rngs: [nnx.LayerNorm(width, rngs=rngs)],
+    "none": lambda width, rngs: [],
+}
+
+
+class RNN(nnx.Module):
+    """Reads sequences, of which `lengths` says whether they are padded with zeros."""
+
+    def __init__(self, shape, cell, dim, depth=1, bidirectional=False, lengths=False, *, rngs):
+        make = {"lstm": nnx.OptimizedLSTMCell, "gru": nnx.GRUCell}[cell]
+        ends, self.lengths = (False, True) if bidirectional else (False,), lengths
+        widths = [shape[-1], *[dim * len(ends)] * depth]
+        self.layers = nnx.List(
+            nnx.List(
+                nnx.RNN(make(width, dim, rngs=rngs), return_carry=True, reverse=end, keep_order=end)
+                for end in ends
+            )
+            for width in widths[:-1]
+        )
+        self.head = nnx.Linear(widths[-1], 10, rngs=rngs)
+
+    def __call__(self, x):
+        lengths = (x != 0).any(-1).sum(-1) if self.lengths else None
+        for layer in self.layers:
+            carries, outputs = zip(*(end(x, seq_lengths=lengths) for end in layer), strict=True)
+            x = jnp.concatenate(outputs, -1)
+        last = [carry[1] if isinstance(carry, tuple) else carry for carry in carries]
+        return self.head(jnp.concatenate(last, -1))
 
 
 class TransformerBlock(nnx.Module):
@@ -148,7 +185,7 @@ class GPT(nnx.Module):
         return self.tokens.attend(self.norm(y))
 
 
-MODELS = {f.__name__: f for f in (convnext, resnet, mobilenet_v1, vit, mlp)}
+MODELS = {f.__name__: f for f in (convnext, resnet, net, vit, mlp)} | {"rnn": RNN}
 
 
 def trainer(workload, data, variant):

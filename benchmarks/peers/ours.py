@@ -12,11 +12,24 @@ from model.base import Model
 from model.generate import Sampling, generate
 from model.gpt import gpt
 from model.layers.activations import relu
-from model.layers.conv import conv2d, conv2d_init
+from model.layers.conv import (
+    conv2d,
+    conv2d_init,
+    conv_transpose2d,
+    conv_transpose2d_init,
+)
 from model.layers.initializers import he_normal
 from model.layers.linear import linear, linear_init
-from model.layers.norm import batch_norm, batch_norm_init
+from model.layers.norm import (
+    batch_norm,
+    batch_norm_init,
+    group_norm,
+    group_norm_init,
+    layer_norm,
+    layer_norm_init,
+)
 from model.layers.pool import global_avg_pool
+from model.rnn import rnn
 from training.fit import fit
 from training.loss import cross_entropy
 from training.optimizers import adamw
@@ -28,8 +41,7 @@ FOREVER = 10**9  # epochs: the caller of `epoch` decides when to stop
 def model_of(workload, **options):
     """The Model of a workload: one of `model/`, or one that only the benchmarks have."""
     name = workload.model
-    own = mobilenet_v1 if name == "mobilenet_v1" else None
-    factory = own or getattr(importlib.import_module(f"model.{name}"), name)
+    factory = OWN.get(name) or getattr(importlib.import_module(f"model.{name}"), name)
     return factory(workload.shape, workload.classes, **workload.args, **options)
 
 
@@ -120,35 +132,65 @@ class Writer:
 writer = Writer
 
 
-def mobilenet_v1(input_shape, num_classes, plan) -> Model:
-    """MobileNet v1 (Howard et al., 2017) for small images, as a user of our layers writes it: a 3x3
-    convolution of the first width, then one block per (width, stride) of the plan: a depthwise 3x3
-    and a 1x1 convolution. Each has its batch norm and relu."""
-    width = plan[0][0]
-    units = [(input_shape[-1], width, 3, 1, 1)]  # in, out, kernel, groups, stride
-    for out, stride in plan:
-        units += [(width, width, 3, width, stride), (width, out, 1, 1, 1)]
-        width = out
+def net(input_shape, num_classes, layers) -> Model:
+    """Convolutions, each with its norm and relu, as a user of our layers writes them."""
 
     def init(key):
-        *keys, head_key = jax.random.split(key, len(units) + 1)
-        params, state = [], []
-        for k, (in_dim, out_dim, kernel, groups, _) in zip(keys, units, strict=True):
-            options = {"groups": groups, "bias": False, "init": he_normal}
-            conv = conv2d_init(k, in_dim, out_dim, kernel, **options)
-            norm, statistics = batch_norm_init(out_dim)
+        *keys, head_key = jax.random.split(key, len(layers) + 1)
+        params, state, width = [], [], input_shape[-1]
+        for k, layer in zip(keys, layers, strict=True):
+            options = {"bias": False, "init": he_normal}
+            if layer.kind == "up":
+                conv = conv_transpose2d_init(k, width, layer.width, layer.kernel, **options)
+            else:
+                options["groups"] = layer.groups
+                conv = conv2d_init(k, width, layer.width, layer.kernel, **options)
+            norm, statistics = norm_init(layer)
             params.append({"conv": conv, "norm": norm})
             state.append(statistics)
+            width = layer.width
         head = linear_init(head_key, width, num_classes)
-        return {"units": params, "head": head}, {"units": state}
+        return {"layers": params, "head": head}, {"layers": state}
 
     def apply(params, state, x, *, train=False, key=None):
         new = []
-        for unit, before, (*_, stride) in zip(params["units"], state["units"], units, strict=True):
-            x = conv2d(unit["conv"], x, stride=stride)
-            x, after = batch_norm(unit["norm"], before, x, train=train)
+        for own, before, layer in zip(params["layers"], state["layers"], layers, strict=True):
+            conv = conv_transpose2d if layer.kind == "up" else conv2d
+            x = conv(own["conv"], x, stride=layer.stride)
+            x, after = normalized(layer, own["norm"], before, x, train)
             x = relu(x)
             new.append(after)
-        return linear(params["head"], global_avg_pool(x)), {"units": new}
+        return linear(params["head"], global_avg_pool(x)), {"layers": new}
 
     return Model(init, apply)
+
+
+def norm_init(layer):
+    """(params, running statistics)."""
+    if layer.norm == "batch":
+        return batch_norm_init(layer.width)
+    init = {"group": group_norm_init, "layer": layer_norm_init, "none": lambda width: {}}
+    return init[layer.norm](layer.width), {}
+
+
+def normalized(layer, params, state, x, train):
+    if layer.norm == "batch":
+        return batch_norm(params, state, x, train=train)
+    if layer.norm == "group":
+        return group_norm(params, x, groups=8), state
+    return (layer_norm(params, x) if layer.norm == "layer" else x), state
+
+
+def sequences(input_shape, num_classes, lengths=False, **options) -> Model:
+    """`rnn`, which gets the length of each sequence if they are padded with zeros."""
+    model = rnn(input_shape, num_classes, **options)
+
+    def apply(params, state, x, **others):
+        if lengths:
+            x = {"sequence": x, "length": (x != 0).any(-1).sum(-1)}
+        return model.apply(params, state, x, **others)
+
+    return model._replace(apply=apply)
+
+
+OWN = {"net": net, "rnn": sequences}

@@ -100,17 +100,45 @@ def resnet(shape, widths, depth):
     return nn.Sequential(*layers, Mean(), nn.Linear(dim_in, 10))
 
 
-def mobilenet_v1(shape, plan):
-    width = plan[0][0]
-    units = [conv_norm(shape[-1], width, 3)]
-    for out, stride in plan:
-        units += [conv_norm(width, width, 3, stride, width), conv_norm(width, out, 1)]
-        width = out
-    layers = []
-    for unit in units:
-        nn.init.kaiming_normal_(unit[0].weight)  # as ours, so that both learn as fast
-        layers += [unit, nn.ReLU(inplace=True)]
-    return nn.Sequential(*layers, Mean(), nn.Linear(width, 10))
+def net(shape, layers):
+    parts, width = [], shape[-1]
+    for layer in layers:
+        size = (width, layer.width, layer.kernel, layer.stride)
+        if layer.kind == "up":
+            conv = nn.ConvTranspose2d(*size, bias=False)
+        else:
+            conv = nn.Conv2d(*size, layer.kernel // 2, groups=layer.groups, bias=False)
+        nn.init.kaiming_normal_(conv.weight)  # as ours, so that both learn as fast
+        width = layer.width
+        parts += [conv, NORMS[layer.norm](width), nn.ReLU(inplace=True)]
+    return nn.Sequential(*parts, Mean(), nn.Linear(width, 10))
+
+
+NORMS = {
+    "batch": nn.BatchNorm2d,
+    "group": lambda width: nn.GroupNorm(8, width),
+    "layer": LayerNorm2d,
+    "none": lambda width: nn.Identity(),
+}
+
+
+class RNN(nn.Module):
+    """Reads sequences, of which `lengths` says whether they are padded with zeros."""
+
+    def __init__(self, shape, cell, dim, depth=1, bidirectional=False, lengths=False):
+        super().__init__()
+        layers = {"lstm": nn.LSTM, "gru": nn.GRU}[cell]
+        self.layers = layers(shape[-1], dim, depth, batch_first=True, bidirectional=bidirectional)
+        self.head = nn.Linear(dim * (1 + bidirectional), 10)
+        self.lengths, self.ends = lengths, 1 + bidirectional
+
+    def forward(self, x):
+        if self.lengths:
+            lengths = (x != 0).any(-1).sum(-1).cpu()
+            x = nn.utils.rnn.pack_padded_sequence(x, lengths, True, enforce_sorted=False)
+        last = self.layers(x)[1]
+        last = last[0] if isinstance(last, tuple) else last
+        return self.head(torch.cat(list(last[-self.ends :]), -1))
 
 
 class TransformerBlock(nn.Module):
@@ -204,7 +232,7 @@ def initialize(module):
         nn.init.zeros_(module.bias)
 
 
-MODELS = {f.__name__: f for f in (convnext, resnet, vit, mlp, mobilenet_v1)}
+MODELS = {f.__name__: f for f in (convnext, resnet, vit, mlp, net)} | {"rnn": RNN}
 
 
 class Trainer:
@@ -217,7 +245,8 @@ class Trainer:
         self.data = {}
         for name, (x, y) in data.items():
             x, y = torch.from_numpy(x).to(DEVICE), torch.from_numpy(y).long().to(DEVICE)
-            x = x.long() if workload.is_text else x.permute(0, 3, 1, 2).contiguous(**layout)
+            x = x.long() if workload.is_text else x
+            x = x.permute(0, 3, 1, 2).contiguous(**layout) if x.ndim == 4 else x
             self.data[name] = x, y
         if workload.is_text:
             model = GPT(workload.shape, workload.classes, **workload.args)
