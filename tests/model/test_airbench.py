@@ -126,7 +126,10 @@ def made_cifar10(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["cifar10_90", "cifar10_94", "cifar10_mobilenet"])
+@pytest.mark.parametrize(
+    "name",
+    ["cifar10_90", "cifar10_94", pytest.param("cifar10_mobilenet", marks=pytest.mark.torture)],
+)
 def test_a_recipe_trains_and_evaluates(name, made_cifar10):
     import train
 

@@ -424,7 +424,7 @@ def whole(tmp_path_factory):
     return folder / "saved" / "Small" / "grid"
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_a_survivor_of_halving_equals_the_run_that_was_never_paused(whole, tmp_path):
     write(tmp_path, {"keys": RATES, "workers": 2, "halving": {"first": 1, "factor": 2}})
     out, _ = run_sweep(tmp_path, "-c", "small.json", "grid.json")

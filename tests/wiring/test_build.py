@@ -337,8 +337,15 @@ RECIPES = {
 }
 
 
+# A diffusion and a pair of views are trained by shorter tests of theirs, too.
+LONG = {"diffusion_digits", "digits_simclr"}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.torture] if n in LONG else []) for n in RECIPES],
+)
 def test_a_recipe_trains_evaluates_and_calls_its_callbacks(tmp_path, name):
     config = ROOT / "configs" / f"{name}.json"
     code, _, err = run(tmp_path, "-c", config, "--fast-dev-run", *RECIPES[name])

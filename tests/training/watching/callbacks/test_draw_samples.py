@@ -54,7 +54,7 @@ def expected(params):
     return png(grid(pictures, columns=2, captions=labels))
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_the_picture_is_of_the_averaged_weights_and_training_does_not_notice(tmp_path):
     done = run(tmp_path / "with", [draw_samples(**OPTIONS)])
     picture = (tmp_path / "with" / "pictures" / "samples.png").read_bytes()
