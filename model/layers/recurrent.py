@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Integer, PyTree
 
+from model.layers.activations import sigmoid
 from model.layers.initializers import Initializer, lecun_normal, orthogonal
 from model.layers.linear import linear, linear_init
 from model.layers.op import op
@@ -95,7 +96,18 @@ def projected_input(
 def _lstm_steps(
     reverse: bool, weight: Float[Array, "dim gates"], projected: Gates, counts: Counts | None
 ) -> tuple[Steps, Final]:
-    return lstm_steps_fwd(reverse, weight, projected, counts)[0]
+    """Without gradients, and so in exports, each gate is computed by its own formula."""
+    zeros = jnp.zeros((projected.shape[1], weight.shape[0]), projected.dtype)
+
+    def step(state: tuple[Final, Final], now: Array) -> tuple[tuple[Final, Final], Final]:
+        h, c = state
+        i, f, g, o = jnp.split(now + linear({"weight": weight}, h), 4, axis=-1)
+        c = sigmoid(f) * c + sigmoid(i) * jnp.tanh(g)
+        h = sigmoid(o) * jnp.tanh(c)
+        return (h, c), h
+
+    last, y = scan_steps(step, (zeros, zeros), projected, counts, reverse)
+    return y, last[0]
 
 
 def lstm_steps_fwd(
@@ -161,7 +173,19 @@ def _gru_steps(
     projected: Gates,
     counts: Counts | None,
 ) -> tuple[Steps, Final]:
-    return gru_steps_fwd(reverse, weight, bias, projected, counts)[0]
+    zeros = jnp.zeros((projected.shape[1], weight.shape[0]), projected.dtype)
+
+    def step(state: tuple[Final], now: Array) -> tuple[tuple[Final], Final]:
+        (h,) = state
+        r, z, n = jnp.split(now, 3, axis=-1)
+        hidden_r, hidden_z, hidden_n = jnp.split(linear({"weight": weight}, h), 3, axis=-1)
+        r, z = sigmoid(r + hidden_r), sigmoid(z + hidden_z)
+        n = jnp.tanh(n + r * (hidden_n + bias))
+        h = (1 - z) * n + z * h
+        return (h,), h
+
+    last, y = scan_steps(step, (zeros,), projected, counts, reverse)
+    return y, last[0]
 
 
 def gru_steps_fwd(

@@ -134,3 +134,15 @@ def test_a_program_does_not_grow_with_the_number_of_steps():
 def test_a_new_lstm_remembers():
     params = lstm_init(jax.random.key(0), 3, 4)
     np.testing.assert_array_equal(params["input"]["bias"], np.repeat([0, 1, 0, 0], 4))
+
+
+@pytest.mark.parametrize("cell", LAYERS)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_values_with_and_without_gradients_are_equal(cell, reverse):
+    """A gradient computes all gates by one tanh."""
+    init, layer = LAYERS[cell]
+    params, x = random_params(init, WIDTH, DIM), normal(3, BATCH, STEPS, WIDTH)
+    apply = lambda params: layer(params, x, LENGTHS, reverse=reverse)  # noqa: E731
+    plain, (fast, _) = quick_jit(apply)(params), quick_jit(lambda p: jax.vjp(apply, p))(params)
+    for a, b in zip(plain, fast, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
