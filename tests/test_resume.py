@@ -336,6 +336,7 @@ def test_a_damaged_checkpoint_is_skipped_but_refused_when_it_is_named(workdir):
     assert "no checkpoint of this run can be resumed" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("auto", [True, False])
 def test_a_finished_run_that_lost_its_checkpoints_is_not_started_over(workdir, auto):
     folder = only_run(workdir)

@@ -16,6 +16,7 @@ def parameters(peer, workload):
     return module.trainer(workload, data_of(workload), "").parameters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("peer", ["flax", "torch"])
 @pytest.mark.parametrize("number", range(len(NETWORKS)))
 def test_a_drawn_network_has_as_many_parameters_in_every_framework(number, peer):

@@ -39,6 +39,7 @@ def test_the_seed_decides_every_pixel(monkeypatch):
     assert len({image.tobytes() for image in (*one, *other)}) == 600
 
 
+@pytest.mark.slow
 def test_labels_are_in_random_order(drawn):
     y = drawn[1]
     assert 0.05 < (np.diff(y) == 0).mean() < 0.15 and 0.05 < (np.diff(y) == 1).mean() < 0.15

@@ -44,6 +44,7 @@ def no_worker_left(no_shared_memory_left):
     assert wait_until(lambda: not workers())
 
 
+@pytest.mark.slow
 def test_sizes_and_shapes_are_known_before_the_data_is_read(record_folder):
     test, val = f"{record_folder}/test-*", f"{record_folder}/test-00000-of-00001.array_record"
     data = source(record_folder, test=test, val=val, vocab_size=7)
@@ -138,6 +139,7 @@ def test_an_error_in_a_worker_is_the_same_message_as_without_workers(record_fold
         list(batches(dataset, np.arange(4).reshape(2, 2), fails))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leaf", ["0", "1"])
 def test_a_record_of_another_kind_of_number_is_named(tmp_path, leaf):
     x, y = X[:9], Y[:9]
@@ -160,6 +162,7 @@ def test_a_worker_that_is_killed_ends_the_iteration_with_an_error(record_folder)
     assert [y.tolist() for _, y in batches(dataset, few)] == Y[few].tolist()  # by other workers
 
 
+@pytest.mark.slow
 def test_a_function_that_cannot_be_sent_to_workers_is_an_error(record_folder):
     dataset = source(record_folder).load()["train"]
     with pytest.raises(UserError, match=r"workers: .*lambda.*; or set workers to 0"):
@@ -173,6 +176,7 @@ def test_workers_use_no_accelerator(record_folder):
     assert labels.tolist() == [1] * 4
 
 
+@pytest.mark.slow
 def test_a_missing_package_is_an_error_with_the_command_that_installs_it(
     record_folder, monkeypatch
 ):

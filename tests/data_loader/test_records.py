@@ -67,6 +67,7 @@ def example_with(**features):
     return field(1, *entries)
 
 
+@pytest.mark.slow
 def test_a_truncated_or_changed_example_raises_at_most_a_user_error(tf_folder):
     record = RecordFiles(str(tf_folder / "varied.tfrecord"))[0]
     random = np.random.default_rng(0)

@@ -84,6 +84,7 @@ def test_a_loaded_run_is_exported_with_its_preprocessing(small, tmp_path):
     assert facts["outputs_are"] == "logits" and "preprocess" not in facts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet", "vit"])
 def test_equal_blocks_that_were_trained_as_one_are_exported_one_after_the_other(
     small, tmp_path, name
@@ -253,6 +254,7 @@ def test_the_code_of_the_run_is_copied_not_that_of_today(small, convert, tmp_pat
     assert read_report(tmp_path)["model"] == str(ROOT / "model")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["batch_mean", "scalar", "two_outputs"])
 def test_an_output_may_depend_on_the_whole_batch(own, convert, name):
     code, printed = convert(*ONNX, **own(name))
@@ -316,6 +318,7 @@ def test_models_that_cannot_be_exported_are_refused(own, convert, tmp_path):
     assert output_folder(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_checkpoint_needs_no_config_but_its_own_imports_nothing(small, convert, tmp_path):
     code, printed = convert(*ONNX, config=None)
     assert code == 0, printed

@@ -44,6 +44,7 @@ def test_force_keeps_files_that_the_export_did_not_write(convert, tmp_path):
     assert (tmp_path / "out" / "small" / "notes.txt").read_text() == "precious"
 
 
+@pytest.mark.slow
 def test_the_folder_of_a_killed_process_is_removed(convert, tmp_path):
     """Also of one that had the number of this process, as in another container."""
     for process in (999999999, os.getpid()):
@@ -153,6 +154,7 @@ def test_a_model_that_rejects_its_input_is_reported(convert, small, tmp_path):
     assert code == 2 and "patch: 5 must divide" in printed
 
 
+@pytest.mark.slow
 def test_quantization_does_not_hide_a_wrong_graph(convert, tmp_path, monkeypatch):
     def write_wrong_weight(traced, path, opset=20):
         weights = traced.weights | {"head/weight": traced.weights["head/weight"] * 1.001}

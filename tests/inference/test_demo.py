@@ -125,6 +125,7 @@ def test_logits_are_equal_to_those_in_python(chromium, sample):
     assert chromium.complaints() == []
 
 
+@pytest.mark.slow
 def test_each_stroke_updates_the_prediction_for_what_the_model_sees(chromium, sample):
     page, python = sample
     chromium.open(page)
@@ -171,6 +172,7 @@ def test_a_dot_is_not_enlarged(chromium, sample):
     assert 2 <= longest_side(seen_image(chromium)) <= 4
 
 
+@pytest.mark.slow
 def test_an_image_file_reaches_the_model_in_its_layout_and_scale(chromium, tmp_path):
     from onnx import TensorProto
 

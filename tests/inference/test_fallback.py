@@ -89,6 +89,7 @@ def test_a_flax_model_is_exported(suffix, tmp_path):
     np.testing.assert_allclose(output, net(x), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_opset_of_the_file_is_the_requested_one(tmp_path):
     import onnx
 
@@ -121,6 +122,7 @@ def test_an_op_that_cannot_be_converted_is_named_with_its_location(tmp_path):
     np.testing.assert_array_equal(open_model(path)({"input": x})["output"], gathers({}, x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", WRITERS)
 def test_a_fourier_transform_becomes_a_product(suffix, tmp_path):
     def spectrum(weights, x):

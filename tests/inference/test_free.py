@@ -96,6 +96,7 @@ def test_a_decoder_equals_jax_for_texts_of_any_length(name, tmp_path):
             assert_equal(decoder(given), function(params, given))
 
 
+@pytest.mark.slow
 def test_a_multiple_of_a_number_can_be_divided_by_it(tmp_path):
     """Patches, which only images of such a size have."""
 

@@ -247,6 +247,7 @@ def test_each_size_is_compared_with_a_run_of_jax_at_that_size(axis, options, mes
         export(function, None, x, tmp_path / "a.onnx", route="native", **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["onnx", "stablehlo"])
 def test_a_scalar_is_one_number_for_the_whole_batch(format, tmp_path):
     def scaled(x, temperature, steps):

@@ -105,6 +105,7 @@ def test_a_mixer_the_generator_of_a_gan_and_a_projected_encoder_equal_jax():
     exported_model(projected((8, 8, 1), mlp((8, 8, 1), 6, dims=(8,)), 5, 4), images(8, 8, 1))
 
 
+@pytest.mark.slow
 def test_products_without_a_channel_axis_are_not_folded():
     """Products with several matrices, of integers, or scaled along another axis than the last."""
     one, many = images(4, 4)[0], images(5, 4, 4)[0]

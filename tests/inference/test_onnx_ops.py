@@ -45,6 +45,7 @@ def test_each_case_equals_jax_at_any_batch(name):
         assert_close(outputs, expected(name, batch, ONNX_GAPS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opset", sorted({*OPSETS} - {20}))
 def test_activations_and_layers_equal_jax_at_every_opset(opset):
     for name in ("Activations", "Layers for sequences", "Layers for images"):

@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from inference.lowering.trace import trace
 from inference.runtimes import open_model
@@ -16,6 +17,7 @@ from model.layers.op import op
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "export.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_op_of_the_page_can_be_added(tmp_path, monkeypatch):
     import tensorflow as tf
 

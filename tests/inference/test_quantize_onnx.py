@@ -209,6 +209,7 @@ def test_an_exclude_that_matches_nothing_is_an_error(source, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_network_of_bottlenecks_keeps_its_free_batch(tmp_path):
     shapes = {"stem": (7, 7, 3, 16), "in": (1, 1, 16, 8), "mid": (3, 3, 8, 8), "out": (1, 1, 8, 16)}
     weights = {name: random.normal(0, 0.2, s).astype(np.float32) for name, s in shapes.items()}

@@ -121,6 +121,7 @@ def not_quite(x):
     }
 
 
+@pytest.mark.slow
 def test_what_differs_in_one_place_is_not_recognized():
     found = ops(lambda _, x: not_quite(x), images(5, 8))
     fused = {op for _, op in ACTIVATIONS.values()}
@@ -142,6 +143,7 @@ def beyond_small_arrays(x):
     }
 
 
+@pytest.mark.slow
 def test_what_few_inputs_reach_is_kept():
     x = np.concatenate([size * images(5, 8) for size in (1, 100, 1e4)])
     x[0, 0, 0], x[1, 0, 1] = 1e5, -np.inf
@@ -185,6 +187,7 @@ def test_the_norms_of_flax_are_those_of_our_layers(module, shape, expected):
     assert ops(function, x, weights) == expected
 
 
+@pytest.mark.slow
 def test_a_convolution_of_flax_takes_in_its_batch_norm(tmp_path):
     class Block(nn.Module):
         @nn.compact
@@ -203,6 +206,7 @@ def test_the_layers_of_nnx_are_those_of_linen():
     assert ops(lambda _, x: layers[1](x), x)["ReduceMean"] == 1
 
 
+@pytest.mark.slow
 def test_the_layers_of_equinox_are_recognized_under_vmap():
     eqx = pytest.importorskip("equinox", reason="Equinox is not installed")
     x = images(5, 8)
@@ -244,6 +248,7 @@ def test_attention_of_jax_is_one_node_from_opset_23_and_few_before(causal):
     assert ops(function, HEADS, opset=23)["Attention"] == 1
 
 
+@pytest.mark.slow
 def test_attention_with_a_bias_and_a_mask_that_leaves_a_row_nothing():
     bias = images(2, 5, 5, count=1)
 
@@ -259,6 +264,7 @@ def test_attention_with_a_bias_and_a_mask_that_leaves_a_row_nothing():
         assert ops(function, HEADS, opset=opset)["Softmax"] == (3 if opset == 20 else 2)
 
 
+@pytest.mark.slow
 def test_multi_head_attention_of_flax():
     x = images(5, 8)
     module = nn.MultiHeadDotProductAttention(num_heads=2)
@@ -268,6 +274,7 @@ def test_multi_head_attention_of_flax():
     assert (found["MatMul"], found["Softmax"], found["Transpose"]) == (6, 1, 4)
 
 
+@pytest.mark.slow
 def test_formulas_within_loops_and_branches_and_with_a_shared_part():
     def function(_, x):
         def step(y, scale):

@@ -63,6 +63,7 @@ def test_the_sample_model_is_small_and_runs_in_one_piece(tmp_path):
     assert model.outputs == {"output": ((None, 10), np.float32)}
 
 
+@pytest.mark.slow
 def test_a_batch_may_be_fixed(tmp_path):
     model, x = mlp((4, 4, 1), 3, dims=(8,)), images(4, 4, 1, count=2)
     model = exported(tmp_path / "a.tflite", *with_weights(model), x, batch=2)
@@ -105,6 +106,7 @@ def test_recurrent_layers_equal_jax_at_any_lengths(cell, tmp_path):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_linear_map_with_several_readers_is_computed_once_and_not_folded(tmp_path):
     def function(w, x):
         y = linear(w["linear"], x)
@@ -314,6 +316,7 @@ def test_a_batch_norm_of_flax_is_folded_into_its_convolution(tmp_path):
     assert ops(model) == {"CONV_2D": 1, "DELEGATE": 1}
 
 
+@pytest.mark.slow
 def test_a_tied_table_is_stored_once(tmp_path):
     def function(w, ids):
         return embedding({"weight": w["table"]}, ids).mean(1) @ w["table"].T
@@ -331,6 +334,7 @@ def test_int8_without_samples_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_inputs_and_outputs_are_named_by_their_paths(tmp_path):
     def function(w, inputs):
         y = inputs["left"]["x"] + inputs["right"]
@@ -360,6 +364,7 @@ def test_a_missing_primitive_is_named_with_the_line_that_calls_it(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_an_op_can_be_added_to_the_table(monkeypatch, tmp_path):
     import tensorflow as tf
 

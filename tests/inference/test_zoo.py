@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SEEDS, PART = 240, 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "becomes"), [(13, "equal"), (22, "refused: ")])
 def test_a_small_random_model_is_exported_or_refused(seed, becomes):
     results = zoo.outcomes(zoo.model_of(seed), seed)

@@ -146,6 +146,7 @@ def test_tokens_are_drawn_with_their_probabilities():
         np.testing.assert_allclose(share_of(logits, sampling), expected, atol=0.015)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prompts", "sampling", "message"),
     [

@@ -121,6 +121,7 @@ def test_in_evaluation_examples_do_not_depend_on_each_other(name):
     jax.tree.map(np.testing.assert_array_equal, new_state, state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["convnext", "mlp", "vit"])
 def test_without_dropout_training_and_evaluation_give_the_same_output(name):
     model, params, state, x, _ = prepare(name, examples=4)

@@ -189,6 +189,7 @@ def test_alternating_flip_shows_every_image_both_ways_in_two_epochs(dtype):
     np.testing.assert_array_equal(third, first)
 
 
+@pytest.mark.slow
 def test_a_run_mirrors_each_image_in_every_second_of_its_epochs():
     """Also where the last batch of an epoch is short, and whatever its order."""
     x = np.random.default_rng(0).integers(0, 256, (40, 2, 2, 1)).astype(np.uint8)
@@ -211,6 +212,7 @@ def test_a_run_mirrors_each_image_in_every_second_of_its_epochs():
         fit(model, batches, augment=[alternating_flip], epochs=1, **settings)
 
 
+@pytest.mark.slow
 def test_a_flip_mirrors_left_to_right_half_the_time():
     flipped = (views(random_flip) == np.asarray(IMAGE)[:, ::-1]).all((1, 2, 3))
     assert (views(random_flip)[~flipped] == np.asarray(IMAGE)).all()
@@ -282,6 +284,7 @@ def test_colour_changes_agree_with_pillow_to_two_levels(ours, theirs, factor):
     assert np.abs(difference).max() <= 2 and np.abs(difference).mean() < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("image", [PHOTO, PHOTO // 2, np.full_like(PHOTO, 7), 255 * (PHOTO // 128)])
 def test_tables_of_levels_agree_with_pillow(image):
     levels, picture = jnp.asarray(image, float), Image.fromarray(image)
@@ -332,6 +335,7 @@ def test_geometric_changes_agree_with_pillow(sign, strength):
         assert (np.asarray(ours) != reference).any(-1).mean() < 0.01, which
 
 
+@pytest.mark.slow
 def test_the_policies_have_the_strengths_of_torchvision():
     levels, picture = jnp.asarray(PHOTO, float), Image.fromarray(PHOTO)
     references = {
@@ -446,6 +450,7 @@ def test_affine_views_use_the_whole_range_and_stay_in_it(args, measure, reach):
     assert values.min() < -0.9 * reach and values.max() > 0.9 * reach
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fn, strengths",
     [

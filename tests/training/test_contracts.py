@@ -84,6 +84,7 @@ def test_a_part_that_breaks_its_contract_is_named(case):
         fit(train=(X, Y), epochs=1, batch_size=16, **settings)
 
 
+@pytest.mark.slow
 def test_an_optimizer_of_optax_keeps_the_contract():
     """Its state holds a counter, and Python's numbers have a type, too."""
     run = fit(MODEL, (X, Y), optimizer=optax.adamw(0.01), epochs=1, batch_size=16)
@@ -108,6 +109,7 @@ def test_a_compiled_step_contains_nothing_of_the_contracts():
     assert programs[0] == programs[1]
 
 
+@pytest.mark.slow
 def test_a_model_of_a_class_keeps_its_own_attributes():
     class Own:
         width = 3
@@ -124,6 +126,7 @@ def test_a_model_of_a_class_keeps_its_own_attributes():
         guarded.apply(*own.init(jax.random.key(0)), X)
 
 
+@pytest.mark.slow
 def test_a_module_is_a_model():
     module = ModuleType("own")
     module.init, module.apply = MODEL.init, MODEL.apply

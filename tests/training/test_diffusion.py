@@ -103,6 +103,7 @@ def test_samples_of_a_normal_distribution_are_those_of_its_flow(prediction):
     assert 1.7 < errors[0] / errors[1] < 2.3  # of first order
 
 
+@pytest.mark.slow
 def test_the_same_key_gives_the_same_images_and_bounds_hold():
     model = denoiser("v", lambda label: 0.0, 1.5)
     images = sample(model, {}, KEY, 5, steps=5)
@@ -179,6 +180,7 @@ def test_the_loss_compares_the_output_with_what_was_mixed_into_the_image(predict
     assert (objective({}, {}, (x, y), jax.random.key(1), False)[0] != losses).all()
 
 
+@pytest.mark.slow
 def test_labels_are_dropped_in_training_only():
     seen, (x, y) = [], batch()
     args = (model_of(lambda z, *_: z, seen), mse, {}, (), ())

@@ -227,6 +227,7 @@ def test_updates_get_smaller_by_layer_as_in_beit(scan):
         np.testing.assert_allclose(update, -rates[name], rtol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_layers_need_blocks_and_a_rule_for_the_last_one_that_matches():
     params, _ = BASE.init(jax.random.key(0))
     with pytest.raises(UserError, match="layer_decay: no param is in a block"):
@@ -305,6 +306,7 @@ def test_a_run_is_not_resumed_with_another_teacher(base, tmp_path):
         fit(STUDENT, (X, Y), **settings, epochs=3, resume=True)
 
 
+@pytest.mark.slow
 def test_a_teacher_of_other_classes_is_refused(base):
     objective = partial(distillation, teacher=BASE, weights=str(base))
     with pytest.raises(UserError, match=r"teacher: returns logits of the shape \(3,\), the model"):

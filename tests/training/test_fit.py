@@ -144,6 +144,7 @@ def test_evaluation_is_exact_when_the_last_batch_is_not_full():
     )
 
 
+@pytest.mark.slow
 def test_every_example_is_counted_once_per_epoch():
     result = run(metrics={"count": tracked(lambda output, target: 1.0, mode="SUM")})
     assert [row["train_count"] for row in result.history] == [300, 300]
@@ -156,6 +157,7 @@ def test_each_seed_and_replica_draws_its_own_initial_weights():
     assert len({np.asarray(w).tobytes() for w in [*weights, other]}) == 4
 
 
+@pytest.mark.slow
 def test_the_state_is_donated():
     trainer = trainer_of()
     trainer.begin(1)
@@ -164,6 +166,7 @@ def test_the_state_is_donated():
     assert all(leaf.is_deleted() for leaf in before)
 
 
+@pytest.mark.slow
 def test_params_read_in_a_hook_stay_valid_after_it():
     class Keep:
         def on_row(self, run, row):
@@ -197,6 +200,7 @@ def test_a_test_set_of_another_shape_is_an_error_before_the_first_epoch():
         run(test=(X[:, :5], Y))
 
 
+@pytest.mark.slow
 def test_step_hooks_see_the_exact_step_and_change_the_next_one():
     class Halve:
         def on_steps(self, run):
@@ -210,6 +214,7 @@ def test_step_hooks_see_the_exact_step_and_change_the_next_one():
     assert_same(first, run(callbacks=[Halve()]).params)
 
 
+@pytest.mark.slow
 def test_a_whole_run_compiles_each_program_once(compilations):
     run(test=(X, Y), epochs=4, log={"every_steps": 1})
     assert compilations.pop("jit(loop)") == 2  # training and evaluation
@@ -231,6 +236,7 @@ def compilations():
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
+@pytest.mark.slow
 def test_another_shape_is_an_error_not_a_second_compilation():
     trainer = trainer_of()
     trainer.begin(1)
@@ -265,6 +271,7 @@ def test_any_iterable_of_batches_works_and_a_short_last_batch_counts_by_its_exam
     )
 
 
+@pytest.mark.slow
 def test_a_loader_may_reuse_its_buffer_while_batches_are_read_ahead():
     class OneBuffer:
         def __init__(self, copied):
@@ -322,6 +329,7 @@ def test_metrics_may_be_dicts_of_dicts():
         run(metrics={"a/b": sides})
 
 
+@pytest.mark.slow
 def test_a_generator_is_refused_unless_it_is_read_once():
     def generator():
         return ((X[i : i + 32], Y[i : i + 32]) for i in range(0, 288, 32))
@@ -352,6 +360,7 @@ def test_a_custom_collate_fn_makes_the_batches():
     assert_close(run(collate_fn=double).params, run((X * 2, Y)).params)
 
 
+@pytest.mark.slow
 def test_errors_of_the_reading_thread_are_raised_in_the_caller():
     class Broken(Streamed):
         def __getitem__(self, i):
@@ -433,6 +442,7 @@ def test_a_schedule_multiplies_the_learning_rate():
     assert_same(rate_zero_after_two.params, run(schedule=linear(steps=2), epochs=2).params)
 
 
+@pytest.mark.slow
 def test_a_label_outside_the_classes_stops_the_run():
     y = Y.copy()
     y[5] = 3

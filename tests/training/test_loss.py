@@ -104,6 +104,7 @@ def test_a_label_outside_the_classes_gives_nan(label):
     assert jnp.isnan(cross_entropy(LOGITS, jnp.int32(label)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "classes"), [(np.uint8, 300), (np.int8, 300), (np.int16, 66000)])
 def test_a_narrow_integer_is_the_label_of_one_class(dtype, classes):
     logits = normal(0, classes)
@@ -155,6 +156,7 @@ def optax_masked(elements, weights):
     return lambda x, y: jnp.average(elements(x, y), weights=weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ours, elements, outputs, clean, bad, weights",
     [

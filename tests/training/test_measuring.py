@@ -161,6 +161,7 @@ class Machine:
         return {"perf_counter": lambda: self.time, "monotonic": lambda: self.time}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [0, 50, 7])
 @pytest.mark.parametrize(
     ("host", "device", "queue"),
@@ -429,6 +430,7 @@ def test_restoring_the_best_needs_a_checkpoint_that_is_the_best_of_both(
         run(folder and tmp_path / folder, **settings)
 
 
+@pytest.mark.slow
 def test_a_run_may_evaluate_nothing():
     assert not any("test_loss" in row for row in run(eval_every=0).history)
 

@@ -59,6 +59,7 @@ def test_nan_logits_are_never_right(logits):
             np.testing.assert_array_equal(counts["fn"], np.eye(3)[label])
 
 
+@pytest.mark.slow
 def test_accuracy():
     best = LOGITS.argmax(-1)
     assert report(accuracy, LOGITS, LABELS) == pytest.approx(np.mean(best == LABELS))
@@ -81,6 +82,7 @@ def test_top_k_accuracy_needs_k_classes():
         top_k_accuracy(jnp.zeros(3), jnp.int32(0))
 
 
+@pytest.mark.slow
 def test_binary_accuracy():
     """Of one logit or of several per example; neither NaN nor a label beside 0 and 1 is right."""
     labels = DRAW.integers(0, 2, (40, 6))
@@ -96,6 +98,7 @@ def test_binary_accuracy():
     assert mean == pytest.approx(hits[known >= 0].mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", [accuracy, f1, partial(top_k_accuracy, k=1)])
 def test_a_metric_of_classes_is_refused_for_independent_labels(metric):
     x, labels = LOGITS, DRAW.integers(0, 2, (40, 2)).astype("float32")
@@ -116,6 +119,7 @@ def test_rmse_and_mae():
     )
 
 
+@pytest.mark.slow
 def test_perplexity():
     chosen = np.exp(LOGITS)[np.arange(40), LABELS] / np.exp(LOGITS).sum(-1)
     assert report(perplexity, LOGITS, LABELS) == pytest.approx(
@@ -135,6 +139,7 @@ def test_f1(predicted, labels):
     assert f1.finish(counts) == pytest.approx(expected, rel=1e-5)  # sums give the same as means
 
 
+@pytest.mark.slow
 def test_f1_counts_labels_by_their_weights():
     weights = np.arange(40) % 3
     ours = f1(LOGITS, {"target": LABELS, "weight": weights.astype("float32")})
@@ -142,6 +147,7 @@ def test_f1_counts_labels_by_their_weights():
     jax.tree.map(np.testing.assert_allclose, ours, repeated)
 
 
+@pytest.mark.slow
 def test_f1_without_a_hit_or_an_example_is_zero():
     assert report(f1, np.eye(3, dtype="float32"), np.array([1, 2, 0])) == 0
     assert f1.finish({name: np.zeros(3) for name in ("tp", "fp", "fn")}) == 0

@@ -41,6 +41,7 @@ def test_supervised_returns_values_of_each_example_and_finishes_their_means():
     np.testing.assert_allclose(reported["perplexity"], np.exp(np.mean(expected)), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_augmentations_act_only_in_training_and_differ_by_example():
     identity = Model(
         lambda key: ({}, {}), lambda params, state, x, *, train=False, key=None: (x, state)
@@ -53,6 +54,7 @@ def test_augmentations_act_only_in_training_and_differ_by_example():
     assert np.all(objective({}, {}, (x, y), KEY, False)[0] == 0)
 
 
+@pytest.mark.slow
 def test_the_same_augmentation_listed_twice_draws_independently():
     identity = Model(
         lambda key: ({}, {}), lambda params, state, x, *, train=False, key=None: (x, state)
@@ -131,6 +133,7 @@ def test_cutmix_pastes_one_rectangle_of_another_image_and_mixes_the_losses_by_it
         objective({}, {}, (y[:, None], y), KEY, True)
 
 
+@pytest.mark.slow
 def test_an_evaluation_takes_the_mean_over_views_of_each_image():
     def apply(params, state, x, *, train=False, key=None):
         return jnp.exp(x[:, 1, 0, 0]), state  # no linear function, one pixel

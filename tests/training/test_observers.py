@@ -86,6 +86,7 @@ def test_an_observer_is_called_as_often_as_every_says(every, steps, late):
         assert seen.seen == steps
 
 
+@pytest.mark.slow
 def test_an_observer_that_is_not_late_sees_the_state_after_the_step():
     steps = []
     run_with(

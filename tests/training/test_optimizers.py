@@ -161,6 +161,7 @@ OURS = {name: ours for name, (ours, _) in PAIRS.items()} | {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAIRS)
 def test_equals_optax(name):
     ours, theirs = PAIRS[name]
@@ -184,6 +185,7 @@ def test_each_leaf_of_the_state_has_its_own_buffer(name):
         assert len({leaf.unsafe_buffer_pointer() for leaf in leaves}) == len(leaves)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["nesterov", "adamw", "lamb", "muon", "scheduled"])
 def test_vmap_over_replicas_equals_each_replica_alone(name):
     def train(params, grads):
@@ -214,6 +216,7 @@ def in_blocks(seed, scan):
     return {"blocks": stacked if scan else blocks, "out": jnp.ones((4, 9))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adamw", "lamb", "muon decay"])
 def test_each_of_stacked_blocks_is_updated_as_by_itself(name):
     def updates(scan):

@@ -100,6 +100,7 @@ def test_statistics_are_of_what_the_functions_before_make_and_given_ones_stay():
     assert fitted(fns, None) == fns  # nothing is left to compute
 
 
+@pytest.mark.slow
 def test_integers_that_do_not_fit_into_32_bits_are_refused():
     """JAX would wrap them around without a word."""
     x = np.array([[1_700_000_000_000, 1], [1_700_000_000_001, 2]])

@@ -125,6 +125,7 @@ def test_masked_rows_have_no_effect():
     assert_close(rows, short_rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unroll", [False, True])
 @pytest.mark.parametrize("valid", [6, 5])
 def test_microbatches_give_the_gradient_of_the_whole_batch(unroll, valid):
@@ -286,6 +287,7 @@ def fragile_steps(update, batches, valid=6, halts=False):
     return ts, jax.tree.map(lambda *a: jnp.stack(a), *rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["the loss", "the gradient of nest/1/root"])
 def test_the_first_array_that_is_bad_in_a_step_is_named(name):
     update = gradient_update(fragile, adam(lr=0.01))
@@ -305,6 +307,7 @@ def test_a_state_that_overflows_though_loss_and_gradients_are_finite_is_found(na
     assert leaf_not_finite(ts) == name
 
 
+@pytest.mark.slow
 def test_the_first_array_of_a_state_in_the_order_of_computation_is_named():
     update = gradient_update(fragile, adam(lr=0.01))
     ts, _ = fragile_steps(update, [repeated((0, 1, 1e25, 3e38))])
@@ -337,6 +340,7 @@ def test_vmapped_replicas_halt_independently(halts):
         assert_close(ts, single)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.complex64])
 def test_an_optimizer_state_may_hold_counters_random_keys_and_other_float_types(dtype):
     update = gradient_update(fragile, sgd(lr=0.01))

@@ -94,6 +94,7 @@ DEPTHWISE = [  # height and width, kernel, stride, padding, dilation
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["shifted", "banded", "banded_rows"])
 @pytest.mark.parametrize("size, kernel, geometry", [(a, b, c) for a, b, *c in DEPTHWISE])
 def test_every_depthwise_form_equals_xlas(form, size, kernel, geometry):
@@ -231,6 +232,7 @@ def test_groups_must_divide_both_widths():
         conv2d_init(jax.random.key(0), 6, 4, 3, groups=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["depthwise", "max_pool", "avg_pool"])
 def test_written_gradients_work_for_a_free_batch(name):
     weight = conv2d_init(jax.random.key(0), 4, 4, 3, groups=4)

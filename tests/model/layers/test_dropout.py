@@ -43,6 +43,7 @@ def test_training_without_a_key_raises(layer):
         layer(None, jnp.ones((4, 3)), 0.5, train=True)
 
 
+@pytest.mark.slow
 @BOTH
 def test_keeps_the_dtype_and_scales_the_gradient_like_the_output(layer):
     x = jnp.ones((40, 3), jnp.bfloat16)

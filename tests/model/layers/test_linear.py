@@ -40,6 +40,7 @@ def test_the_gradient_of_a_narrowing_layer_is_the_product_that_is_fast():
     assert "f32[8,32]{1,0} dot(" in text and "f32[32,8]{1,0} dot(" not in text
 
 
+@pytest.mark.slow
 def test_a_narrowing_layer_has_forward_mode_and_can_be_mapped():
     x, weight = normal(1, 64, 32), normal(2, 32, 8)
     plain = lambda weight: (jnp.tanh(x @ weight) ** 2).sum()  # noqa: E731

@@ -45,6 +45,7 @@ def test_an_error_ends_the_marking():
     assert "gelu" not in names(gelu, X)
 
 
+@pytest.mark.slow
 def test_arrays_become_operands_and_other_arguments_attributes():
     @op
     def scaled(params, x, *, by=2, shift=None):

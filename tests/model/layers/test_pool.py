@@ -56,6 +56,7 @@ def test_a_global_pool_equals_a_pool_with_the_window_of_the_whole_image():
     np.testing.assert_array_equal(global_max_pool(x), max_pool(x, (4, 5))[:, 0, 0])
 
 
+@pytest.mark.slow
 def test_the_first_of_equal_numbers_receives_the_gradient_and_nan_stays():
     x = normal(0, 2, 9, 8, 3).round()
     x[0, 4, 4, 0] = np.nan

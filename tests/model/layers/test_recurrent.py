@@ -131,6 +131,7 @@ def test_a_program_does_not_grow_with_the_number_of_steps():
     assert operations(100) == operations(10)
 
 
+@pytest.mark.slow
 def test_a_new_lstm_remembers():
     params = lstm_init(jax.random.key(0), 3, 4)
     np.testing.assert_array_equal(params["input"]["bias"], np.repeat([0, 1, 0, 0], 4))

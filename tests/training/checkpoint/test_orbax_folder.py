@@ -294,6 +294,7 @@ def resealed(folder):
     (folder / "SHA256SUMS").write_bytes(digests(folder))
 
 
+@pytest.mark.slow
 def test_forged_files_are_refused_and_no_code_in_them_is_run(ours, monkeypatch):
     monkeypatch.chdir(ours.parent)
     for file in files(ours / "arrays"):
@@ -454,6 +455,7 @@ def test_all_files_are_flushed_before_the_rename_and_the_parent_after(tmp_path, 
     assert calls[-1] == tmp_path
 
 
+@pytest.mark.slow
 def test_threads_write_and_read_concurrently_and_leave_nothing_behind(tmp_path):
     leaves, errors = {f"params/{i}/w": jnp.full((8, 8), i) for i in range(10)}, []
     before = threading.enumerate()

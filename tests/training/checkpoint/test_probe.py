@@ -44,6 +44,7 @@ def weights(built):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_full_optimization_and_saving_to_a_file_make_no_difference(name, tmp_path):
     built = MODELS[name]()

@@ -388,6 +388,7 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("byte", "found"),
     [
@@ -424,6 +425,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
     assert more.step == first.step + STEPS
 
 
+@pytest.mark.slow
 def test_a_new_run_refuses_the_folder_of_another_run(tmp_path):
     train(tmp_path)
     with pytest.raises(
@@ -500,6 +502,7 @@ def test_an_interrupted_initial_evaluation_is_repeated_on_resume(tmp_path):
     assert [row for row in rows_of(tmp_path / "cut") if row.get("initial")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("epoch", "cut_short"), [(EPOCHS - 1, True), (EPOCHS, False)])
 def test_a_signal_cuts_a_run_short_unless_it_is_complete(tmp_path, caplog, epoch, cut_short):
     with caplog.at_level(logging.INFO, "main"):
@@ -509,6 +512,7 @@ def test_a_signal_cuts_a_run_short_unless_it_is_complete(tmp_path, caplog, epoch
     assert ("Stopped by" in caplog.text) == cut_short
 
 
+@pytest.mark.slow
 def test_a_run_that_early_stopping_ended_stays_ended_on_resume(tmp_path, caplog):
     callbacks = [early_stopping(patience=2, min_delta=10.0)]
     first = train(tmp_path, callbacks=callbacks, epochs=9)
@@ -610,6 +614,7 @@ def test_a_run_continues_after_skipped_steps(tmp_path, caplog):
     assert "skipped 1 steps" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_rollback_continues_from_the_last_checkpoint_with_another_seed(tmp_path, caplog):
     """The example is bad only at its first reading: one rollback, to the start, is enough."""
     run = train(tmp_path, Poison(bad_reads=1), on_nonfinite="rollback", log={"every_steps": 1})
@@ -621,6 +626,7 @@ def test_a_rollback_continues_from_the_last_checkpoint_with_another_seed(tmp_pat
     assert storage.newest(tmp_path)[0].record["memories"]["Divergence"] == {"rollbacks": 1}
 
 
+@pytest.mark.slow
 def test_rows_that_a_full_disk_delayed_are_written_later(tmp_path, monkeypatch):
     left, append = [4], metric_log.append
 
@@ -736,6 +742,7 @@ def test_a_crashing_run_saves_its_state_and_can_be_resumed(tmp_path, settings, e
     assert rows_of(tmp_path / "cut") == expected_rows
 
 
+@pytest.mark.slow
 def test_an_error_while_writing_a_checkpoint_is_raised_in_the_run(tmp_path, monkeypatch):
     def fail(*_):
         raise RunError("no space")

@@ -124,6 +124,7 @@ joining.join({"coordinator": "127.0.0.1:9", "num_processes": 2, "process_id": 1}
 """
 
 
+@pytest.mark.slow
 def test_waiting_for_others_is_announced_and_a_signal_ends_it():
     started = subprocess.Popen(
         [sys.executable, "-c", WAITING], cwd=ROOT, stderr=subprocess.PIPE, text=True

@@ -128,6 +128,7 @@ X, Y = np.zeros((32, 5), np.float32), np.zeros(32, np.int32)
 OF_MLP = 3 * 2 * (5 * 7 + 7 * 3)  # of one example, forward and backward
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"replicas": 2, "accumulate": 2}])
 def test_log_lines_have_the_share_of_the_peak(tmp_path, monkeypatch, caplog, options):
     caplog.set_level(logging.INFO, "main")
@@ -151,6 +152,7 @@ def test_where_it_is_unknown_nothing_is_counted(tmp_path, monkeypatch, options):
     assert not any("mfu" in row for row in rows)
 
 
+@pytest.mark.slow
 def test_tokens_per_second_where_the_data_knows_the_tokens_of_an_example(tmp_path, caplog):
     caplog.set_level(logging.INFO, "main")
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, 32 * LENGTH).astype(np.uint16)

@@ -133,6 +133,7 @@ def test_a_run_reports_the_accuracy_of_the_probe_as_a_metric(caplog):
     assert line in [record.getMessage() for record in caplog.records]
 
 
+@pytest.mark.slow
 def test_the_accuracy_of_the_probe_may_choose_the_best_checkpoint():
     config = Path(__file__).resolve().parents[3] / "configs" / "digits_simclr.json"
     config, _ = read_layers(config, ["checkpoint.monitor=test_probe_accuracy"], True)

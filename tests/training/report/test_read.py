@@ -64,6 +64,7 @@ def test_each_part_of_the_page_reports_its_missing_or_damaged_file(tmp_path):
     assert len(problems) == 11
 
 
+@pytest.mark.slow
 def test_no_damage_prevents_a_report(tmp_path):
     """Files are cut off, get random bytes in front, or values of other types."""
     folder, rng = save(tmp_path / "run"), random.Random(0)

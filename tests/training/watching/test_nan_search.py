@@ -135,6 +135,7 @@ def unchanged(x):
 unchanged.defvjp(lambda x: (x, None), lambda _, g: (jnp.log(-jnp.abs(g)),))
 
 
+@pytest.mark.slow
 def test_an_op_of_the_backward_pass():
     message = search(net(unchanged))
     assert message.startswith("log made the first nan, in the backward pass: ")
@@ -234,6 +235,7 @@ def test_the_microbatch_is_named():
     assert "float32[4,5]: 5 of 20 not finite, the first at [1, 0]" in message
 
 
+@pytest.mark.slow
 def test_the_iteration_of_a_recurrent_layer_is_named():
     def cell(carry, _):
         h, count = carry

@@ -197,6 +197,7 @@ def test_a_resumed_run_is_the_same_run_at_weights_and_biases(folder):
     assert summary["test_loss"] == 0.125
 
 
+@pytest.mark.slow
 def test_a_chosen_name_of_a_run_is_its_id_where_it_can_be_one(folder):
     ids = [(folder / run / "wandb_id").read_text().strip() for run in ("run_e", "run_f")]
     assert ids[0] == "chosen-name"
